@@ -1,4 +1,4 @@
-"""What `make bench-async` makes of its measurements, and how its agents work."""
+"""Test how `make bench-async` evaluates its measurements, and how its agents work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def found(**changes: Any) -> dict[str, Any]:
     return {**values, **changes}
 
 
-def test_the_speedup_is_the_median_of_the_seeds_and_none_where_one_never_arrived() -> None:
+def test_the_speedup_is_the_median_of_the_seeds_and_none_if_one_never_arrived() -> None:
     sync = [found(seconds_to_090=seconds) for seconds in (90.0, 60.0, 100.0)]
     fast = [found(seconds_to_090=seconds, final=0.94) for seconds in (30.0, 30.0, 10.0)]
     result = summary(sync, fast)
@@ -51,7 +51,7 @@ def test_idle_ratios_count_steps_by_their_length() -> None:
 
 
 class Counted(Agents):
-    """Without a server: each attempt takes a few turns of the loop, and is counted while it lasts."""
+    """A task without a server: each attempt takes a few turns of the event loop, and is counted while it runs."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1", "key", seed=0, median=0.0, sigma=0.0)
@@ -81,14 +81,14 @@ async def test_batches_end_before_the_next_begins() -> None:
     await agents.aclose()
 
 
-async def test_a_stream_has_a_batch_at_work_all_the_time_and_never_more() -> None:
+async def test_a_stream_always_has_exactly_one_batch_in_progress() -> None:
     agents = Counted()
     await agents.stream(5, 0.9)
     assert (agents.sessions, agents.opened, agents.most) == (5 * BATCH, 5 * BATCH, BATCH)
     await agents.aclose()
 
 
-async def test_the_reward_is_of_a_whole_window() -> None:
+async def test_the_reward_is_the_mean_of_a_full_window() -> None:
     agents = Counted()
     agents.rewards.extend([0.0] * 3 + [1.0] * (WINDOW - 3))
     assert agents.reward == pytest.approx(1 - 3 / WINDOW)

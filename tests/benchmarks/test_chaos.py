@@ -1,4 +1,4 @@
-"""The parts of chaos that would make its account wrong: lies that are none, waits that are left out, counts."""
+"""Test the parts of chaos that could make its figures wrong: falsified replies, waiting times, counts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ TOLD = st.lists(st.tuples(st.floats(-20, -1e-4), st.integers(0, VOCABULARY - 1))
 
 
 @given(TOLD, st.sampled_from(sorted(LIES)))
-def test_a_lie_is_as_long_as_the_truth_and_is_one(told: list[tuple[float, int]], lie: str) -> None:
+def test_a_falsified_reply_has_the_same_length_and_is_invalid(told: list[tuple[float, int]], lie: str) -> None:
     truth = json.dumps({"output_token_logprobs": [[value, token, None] for value, token in told]}).encode()
     said = changed(truth, lie)
-    if said is None:  # short numbers leave no room
+    if said is None:  # the numbers are too short for this falsification
         return
     assert len(said) == len(truth)
     try:
         pairs = json.loads(said)["output_token_logprobs"]
-    except json.JSONDecodeError:  # a list with a hole: as much of a lie
+    except json.JSONDecodeError:  # a list with a missing element cannot be parsed, which is a falsification too
         assert lie == "a missing log-probability"
         return
     values = [value for value, _, _ in pairs]
@@ -42,7 +42,7 @@ def test_a_lie_is_as_long_as_the_truth_and_is_one(told: list[tuple[float, int]],
     )
 
 
-def test_what_says_no_log_probabilities_is_left_as_it_is() -> None:
+def test_a_reply_without_log_probabilities_is_not_changed() -> None:
     assert changed(b'data: {"text": "no"}\n\n', "not a number") is None
 
 
@@ -64,7 +64,7 @@ def test_impossible_turns_are_counted(ids: list[int], logprobs: list[float], is_
     assert impossible(lambda _: rows, VOCABULARY) == is_impossible
 
 
-def test_a_stall_counts_as_all_the_questions_that_it_kept_from_being_asked(tmp_path: Path) -> None:
+def test_a_stall_counts_as_all_the_requests_that_it_delayed(tmp_path: Path) -> None:
     file = tmp_path / "waits"
     file.write_text("10.0 0.001\n10.5 1.0\n10.6 -\n11.0 0.002\n20.0 9.0\n")
     found = waits(file, 10.0, 12.0)
@@ -72,7 +72,7 @@ def test_a_stall_counts_as_all_the_questions_that_it_kept_from_being_asked(tmp_p
     assert (min(found), max(found)) == (0.001, 1.0)
 
 
-def test_counts_of_two_databases_are_added_and_the_longer_wait_is_told() -> None:
+def test_counts_of_two_databases_are_added_and_the_longer_wait_is_reported() -> None:
     run = {
         "kills": {"proxy": 2, "trainer": 1, "engine": 0}, "lies": {"a": 1}, "attacks": {"b": {"400": 1}},
         "stuck": 1, "p99_ms": 3.0,

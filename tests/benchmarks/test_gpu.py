@@ -1,4 +1,4 @@
-"""The benchmark of GPUs does on a CPU, at a tiny shape, all that it does there."""
+"""Run the GPU benchmark on a CPU with a tiny model; every part of it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hostile bodies are what they are called, and fit what a proxy takes."""
+"""Check that the hostile bodies match their names and are accepted by the proxy's bounds on size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.hostile.bodies import MIB, all_bodies
 NO_JSON = {"chat: nested lists", "feedback: a comment without end"}
 
 
-def test_bodies_are_json_of_about_the_size_that_was_asked_for() -> None:
+def test_bodies_are_json_of_about_the_requested_size() -> None:
     names = set()
     for name, (path, body) in all_bodies(MIB // 4):
         names.add(name)

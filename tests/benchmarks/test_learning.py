@@ -30,8 +30,8 @@ from trainer.update import Learner
 
 
 @pytest.mark.parametrize("name", list(TASKS))
-def test_attempts_are_what_the_policy_said(name: str, tmp_path: Path) -> None:
-    """The trainer finds the log-probabilities that were recorded, turn for turn: the paths are the prompts."""
+def test_attempts_have_the_policys_log_probabilities(name: str, tmp_path: Path) -> None:
+    """The trainer computes the recorded log-probabilities, turn by turn: the paths are the prompts."""
     task, alone = TASKS[name](), Ranks(0, 1, torch.device("cpu"), None)
     base = task.prepare(tmp_path, 0)
     actor: Any = load_reference(base, TrainerSettings(), alone).inner
@@ -59,7 +59,8 @@ def test_attempts_are_what_the_policy_said(name: str, tmp_path: Path) -> None:
 
 
 def check_live(members: list[Trajectory], scores: list[float]) -> None:
-    """Sessions and turns are marked from 0 to 100, some both, and the mark of a session is its score."""
+    """Check that sessions and turns are marked from 0 to 100, some both, and that the mark of a session is its
+    score."""
     turns = [turn for one in members for turn in one.turns]
     kinds = Counter((one.reward is not None, sum(turn.reward is not None for turn in one.turns)) for one in members)
     assert {by_session for by_session, _ in kinds} == {True, False}
@@ -71,7 +72,7 @@ def check_live(members: list[Trajectory], scores: list[float]) -> None:
         assert one.turns[-1].reward in (None, 100.0 * score)
 
 
-def test_the_report_tells_the_worst_seed() -> None:
+def test_the_report_names_the_worst_seed() -> None:
     found = {
         Run(task=task, preset="grpo", seed=seed, staleness=staleness): Curve(
             rewards=(0.1, final), steps_to_090=steps, final=final
@@ -91,7 +92,7 @@ def test_the_report_tells_the_worst_seed() -> None:
     assert "The lowest final reward at staleness 0 and 2 is 0.50" in report.page(result)
 
 
-def test_a_part_of_the_measurement_tells_what_it_has() -> None:
+def test_a_partial_measurement_reports_its_results() -> None:
     curve = Curve(rewards=(0.1, 0.9), steps_to_090=7, final=0.9)
     found = {Run(task="live", preset="grpo", seed=1, staleness=2): curve}
     result = result_of(found)
@@ -102,7 +103,7 @@ def test_a_part_of_the_measurement_tells_what_it_has() -> None:
     assert report.page_rows(result, "calculator") == []
 
 
-def test_parts_make_the_whole() -> None:
+def test_partial_measurements_form_the_whole() -> None:
     parts = [chosen([task], [preset]) for task in TASKS for preset in REWARDED]
     assert {run for part in parts for run in part} == set(chosen())
     assert len(chosen()) == len(TASKS) * len(REWARDED) * 3 * 3
@@ -114,7 +115,7 @@ def test_the_result_is_written_by_the_last_part(tmp_path: Path, monkeypatch: pyt
     journal = Journal(tmp_path / "journal.jsonl")
     *others, last = chosen()
     curve = Curve(rewards=(0.1, 0.9), steps_to_090=7, final=0.9, seconds=2.0)
-    # One write: a journal of so many lines is read only once here.
+    # One write: this journal of many lines is read only once here.
     monkeypatch.setattr(Journal, "read", lambda _: dict.fromkeys(others, curve))
     bench.publish_if_whole(journal)
     assert not (tmp_path / "learning.json").exists()
@@ -126,23 +127,23 @@ def test_the_result_is_written_by_the_last_part(tmp_path: Path, monkeypatch: pyt
 
 
 def write_many(path: Path, seed: int) -> None:
-    curve = Curve(rewards=(0.125,) * 2000, steps_to_090=None, final=1.0)  # longer than one piece that is written
+    curve = Curve(rewards=(0.125,) * 2000, steps_to_090=None, final=1.0)  # longer than one write
     for staleness in range(5):
         Journal(path).add(Run(task="lock", preset="grpo", seed=seed, staleness=staleness), curve)
 
 
 def test_several_processes_share_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    with ThreadPoolExecutor(3) as pool:  # each opens the file anew, as a process would
+    with ThreadPoolExecutor(3) as pool:  # each opens the file separately, as a process would
         list(pool.map(lambda seed: write_many(path, seed), range(3)))
     assert len(Journal(path).read()) == 15
 
 
-def test_every_preset_that_rewards_teach_is_measured() -> None:
+def test_every_preset_that_learns_from_rewards_is_measured() -> None:
     assert set(PRESETS) - set(REWARDED) == {"distillation"}
 
 
-def test_a_measurement_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_measurement_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(task="lock", preset="grpo", seed=0, staleness=2)
     curve = Curve(rewards=(0.25, 1.0), steps_to_090=None, final=1.0)
     path = tmp_path / "there" / "journal.jsonl"

@@ -1,4 +1,4 @@
-"""The measurement of corrections: its wrong engines, its journal and its judgement."""
+"""Test the measurement of corrections: its wrong engines, its journal and its verdict."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def logits(engine: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("fault", list(ENGINES))
-def test_each_engine_has_its_fault_and_no_other(fault: str) -> None:
+def test_each_engine_has_only_its_own_fault(fault: str) -> None:
     alone = Ranks(0, 1, torch.device("cpu"), None)
     inner: Any = load_reference(CHECKPOINT, TrainerSettings(), alone).inner
     before = {name: weight.detach().clone() for name, weight in inner.state_dict().items()}
@@ -48,7 +48,7 @@ def test_each_engine_has_its_fault_and_no_other(fault: str) -> None:
         assert logits(engine).equal(logits(engine)) is (fault == "clean")
 
 
-def test_the_default_is_what_the_preset_has_and_every_correction_is_measured() -> None:
+def test_the_default_is_the_presets_and_every_correction_is_measured() -> None:
     assert CORRECTIONS["default"] is None
     assert {Correction.TRUNCATE, *CORRECTIONS.values()} == {*Correction, None}
 
@@ -84,7 +84,7 @@ def test_medians_are_judged() -> None:
     assert ["stale", "`none`", "0.70, 0.60, 0.99", "0.50", "0.25"] in report.page_rows(result)
 
 
-def test_nothing_is_judged_without_a_right_engine() -> None:
+def test_without_a_correct_engine_there_is_no_verdict() -> None:
     assert report.judged(report.result_of(found({("stale", "none"): [0.1]}))) == []
 
 

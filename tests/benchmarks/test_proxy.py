@@ -1,4 +1,4 @@
-"""The benchmark's own instruments: what they count, and that no failure passes for a quick answer."""
+"""Test the benchmark's own instruments: what they count, and that no failure counts as a fast answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_the_load_is_as_large_as_asked() -> None:
         assert all(0 < taken.whole < load.seconds and taken.first is None for taken in load.calls)
 
 
-async def test_of_a_stream_the_first_text_is_timed() -> None:
+async def test_the_first_text_of_a_stream_is_timed() -> None:
     async with serving(Stub) as port:
         load = await closed(port, [chats(PATH, turns=1, stream=True)], calls=5, stream=True)
         assert all(taken.first is not None and 0 < taken.first < taken.whole for taken in load.calls)
@@ -68,7 +68,7 @@ async def test_a_paced_load_keeps_its_rate_and_counts_the_time_in_the_queue() ->
 
 
 class Refusing(asyncio.Protocol):
-    """Answers with an error, or with nothing."""
+    """Answers with an error, or closes the connection without an answer."""
 
     answer = b"HTTP/1.1 500 Oh\r\ncontent-length: 2\r\n\r\nno"
 
@@ -91,7 +91,7 @@ class Silent(Refusing):
 @pytest.mark.parametrize(
     ("protocol", "says"), [(Refusing, "500 Oh"), (Leaving, "connection was lost"), (Silent, "no text")]
 )
-async def test_a_failure_is_no_answer(protocol: type[Refusing], says: str) -> None:
+async def test_a_failure_does_not_count_as_an_answer(protocol: type[Refusing], says: str) -> None:
     async with serving(protocol) as port:
         connection = await Connection.open(port)
         with pytest.raises(Failed, match=says):
@@ -109,7 +109,7 @@ def test_conversations_grow_and_no_two_begin_alike() -> None:
     assert len(set(beginnings)) == 5
 
 
-def test_the_engine_is_asked_what_the_proxy_would_ask() -> None:
+def test_the_engine_gets_the_requests_that_the_proxy_would_send() -> None:
     short, longer = itertools.islice(generations(turns=2), 2)
     ids = [msgspec.json.decode(each.split(b"\r\n\r\n", 1)[1])["input_ids"] for each in (short, longer)]
     assert ids[1][: len(ids[0])] == ids[0]
@@ -124,7 +124,7 @@ def test_a_quantile_is_not_exceeded_by_its_share(values: list[float], share: flo
 
 
 def figures(**ours: float) -> dict[str, dict[str, Any]]:
-    """All targets just reached, but for what is changed."""
+    """Return figures that just reach all targets, except for the changed ones."""
     found = {"rate": 1000.0, "added": 2.0, "p50": 1.0, "p99": 10.0, "first": 3.0, "turn_100": 1.25} | ours
 
     def system(rate: float, added: float, **more: float) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def figures(**ours: float) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_targets_that_are_just_reached() -> None:
+def test_targets_that_are_just_reached_count_as_reached() -> None:
     result = report.headline(figures())
     assert [target.reached for target in report.judged(result)] == [True] * 7
     assert "MISSED" not in report.targets(result)
@@ -171,7 +171,7 @@ def test_each_target_can_be_missed(changed: dict[str, float], missed: set[int]) 
     assert {index for index, target in enumerate(judged) if not target.reached} == missed
 
 
-def test_the_result_has_the_keys_that_were_agreed() -> None:
+def test_the_result_has_the_documented_keys() -> None:
     result = report.rounded(report.headline(figures()))
     three = {"base_rl", "litellm", "rllm_gateway"}
     assert set(result["calls_per_s"]) == set(result["added_p50_ms"]) == set(result["added_p99_ms"]) == three
@@ -183,7 +183,7 @@ def test_the_result_has_the_keys_that_were_agreed() -> None:
     assert rows(page)[-1] == report.target_rows(result)[-1]
 
 
-def test_a_profile_is_told_by_own_and_whole_share(tmp_path: Path) -> None:
+def test_a_profile_lists_own_and_total_share(tmp_path: Path) -> None:
     stacks = tmp_path / "profile.txt"
     stacks.write_text("main (a.py:1);work (b.py:7) 3\nmain (a.py:2) 1\n")
     told = profile.table(stacks)

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.store.__main__ import beside_others
 
 
-def test_a_database_that_is_measured_alone_leaves_the_other_as_it_was(tmp_path: Path) -> None:
+def test_measuring_one_database_keeps_the_others_result(tmp_path: Path) -> None:
     path = tmp_path / "store.json"
 
     def result(turns: int, **databases: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""All sides of the training benchmark make the same step."""
+"""Check that all sides of the training benchmark make the same step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.trainer.systems import Ours, their_step
 from tests.trainer.tiny import save_tiny_model
 from trainer.config import Packing
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what TRL and accelerate warn of is theirs
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of TRL and accelerate about themselves
 
 
 @pytest.mark.parametrize("make", [workloads.single_turn, workloads.branching])
@@ -35,7 +35,7 @@ def test_every_system_finds_the_same_gradient(
     assert norms["padded"] > 0.01
 
 
-def test_the_report_compares_what_the_targets_are_about() -> None:
+def test_the_report_compares_the_quantities_of_the_targets() -> None:
     by_workload: dict[str, Any] = {
         name: {"trained_tokens": 100, "cpu_s": {"padded": 2.0, "packed": 4.0, "tree": 1.0, "trl": 5.0}}
         for name in workloads.WORKLOADS

@@ -28,7 +28,7 @@ Start = Callable[[TrainingProxy, TrainerSettings], InProcess]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Builds in-process trainers; their threads end with the test."""
+    """Build in-process trainers whose threads end with the test."""
     started: list[InProcess] = []
 
     def start_one(proxy: TrainingProxy, configured: TrainerSettings) -> InProcess:

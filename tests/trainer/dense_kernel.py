@@ -1,4 +1,4 @@
-"""What flex_attention computes, with a gradient on a CPU: for tests of all that is around it."""
+"""A dense implementation of flex_attention with a gradient on a CPU, to test the code around the kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.models.archon import attention as archon
 
 
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention goes the way that it goes on CUDA, up to the kernel."""
+    """Make attention use the CUDA path, except for the kernel."""
     monkeypatch.setattr(attention, "attend_with_sdpa", attention.attend_with_flex)
     monkeypatch.setattr(attention, "flex_kernel", lambda: dense_kernel)
     for module in (huggingface, archon, loading):
@@ -33,7 +33,8 @@ def dense_kernel(
     enable_gqa: bool,
     kernel_options: Any,
 ) -> Tensor:
-    """As strict as the kernel is: one type, heads that are said to be shared, a mask as long as the rows."""
+    """Compute dense attention with the kernel's strict checks: equal types, explicitly shared heads, a mask as long
+    as the rows."""
     assert q_BHTK.dtype == k_BHTK.dtype == v_BHTK.dtype
     assert enable_gqa is (q_BHTK.shape[1] != k_BHTK.shape[1])
     assert block_mask.shape[-2:] == (q_BHTK.shape[2], k_BHTK.shape[2])
@@ -47,8 +48,8 @@ def dense_kernel(
 
 
 def expanded(mask: BlockMask) -> Tensor:
-    """What the kernel lets through, BTT: all of the blocks listed as full, what the function says of those listed as
-    partial, and nothing of others."""
+    """Return the pairs that the kernel computes, BTT: all pairs of blocks listed as full, those the function allows
+    in blocks listed as partial, and no others."""
     rows, _, tokens, _ = mask.shape
     said_BTT = create_mask(mask.mask_mod, rows, 1, tokens, tokens, mask.kv_indices.device.type)[:, 0]
     seen_BTT = torch.zeros_like(said_BTT)

@@ -34,8 +34,8 @@ def context() -> ForkServerContext:
 
 @contextmanager
 def places(size: int) -> Iterator[list[dict[str, str]]]:
-    """What each of so many ranks finds in its environment, as under torchrun; one alone finds nothing. They meet at a
-    store that outlives them, on a port that is its own from the beginning."""
+    """Return the environment of each rank, as under torchrun; a single rank gets none. The ranks meet at a store that
+    outlives them, on a port reserved from the beginning."""
     from torch._C._distributed_c10d import TCPStore
 
     if size == 1:
@@ -57,8 +57,8 @@ def places(size: int) -> Iterator[list[dict[str, str]]]:
 
 
 class ForkedTrainer:
-    """`python -m trainer WORDS…`, once for each environment, with those methods of Popen that tests use. What they
-    print is appended to `log`."""
+    """`python -m trainer WORDS…`, once per environment, with the methods of Popen that tests use. Output is appended
+    to `log`."""
 
     def __init__(self, words: Sequence[str], environments: Sequence[Mapping[str, str]], log: Path) -> None:
         self._processes = [
@@ -70,18 +70,19 @@ class ForkedTrainer:
 
     @property
     def pid(self) -> int:
-        """Of the first."""
+        """Process id of the first rank."""
         found = self._processes[0].pid
         assert found is not None
         return found
 
     def poll(self) -> int | None:
-        """The status of one that has ended, of one that failed if there is one; a killed one's is negative."""
+        """Return the status of a rank that has ended, of a failed one if there is one; that of a killed rank is
+        negative."""
         ended = [process.exitcode for process in self._processes if process.exitcode is not None]
         return max(ended, key=abs, default=None)
 
     def wait(self, timeout: float | None = None) -> int:
-        """For all of them."""
+        """Wait for all ranks."""
         for process in self._processes:
             process.join(timeout)
             if process.exitcode is None:

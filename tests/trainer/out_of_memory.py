@@ -1,5 +1,5 @@
-"""`python -m tests.trainer.out_of_memory ARGUMENTS…`: the trainer, whose second rank has no memory for forward passes
-of more than MOST_TOKENS tokens."""
+"""`python -m tests.trainer.out_of_memory ARGUMENTS…`: run the trainer; its second rank runs out of memory in forward
+passes of more than MOST_TOKENS tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def install(most: int) -> None:
     forward = PolicyModel.forward
 
     def bounded(self: PolicyModel, input_ids_BT: torch.Tensor, *others: Any) -> Any:
-        if isinstance(self, FSDPModule) and input_ids_BT.numel() > most:  # not when it is tried out, before
+        if isinstance(self, FSDPModule) and input_ids_BT.numel() > most:  # except while it is tested at the start
             raise torch.OutOfMemoryError("Tried to allocate 2 GiB.\nand much more about it")
         return forward(self, input_ids_BT, *others)
 

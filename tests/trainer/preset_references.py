@@ -20,8 +20,8 @@ from trainer.distances import LONGEST, Tables
 
 @dataclass(frozen=True)
 class Token:
-    """Log-probabilities of a token under the policy that acted, at the start of the step, after earlier steps of the
-    batch, of the base model and of the teacher; `value` is the critic's before it."""
+    """A token's log-probabilities under the policy that sampled it, at the start of the step, after earlier steps of
+    the batch, of the base model and of the teacher; `value` is the critic's before it."""
 
     group: int
     session: int
@@ -90,7 +90,7 @@ def batch_of(known: Tables, groups: Sequence[TrajectoryGroup]) -> Batch:
 
 
 def gradient_of(batch: Batch, logits: Tensor, coefficients: Sequence[float]) -> Tensor:
-    """The sum over tokens of coefficient · ∇ log π(token)."""
+    """Return the sum over tokens of coefficient · ∇ log π(token)."""
     found = torch.zeros_like(logits)
     for token, coefficient in zip(batch.tokens, coefficients, strict=True):
         found[token.before] -= coefficient * logits[token.before].softmax(-1)
@@ -107,7 +107,7 @@ def centred(batch: Batch, rewards: dict[int, float]) -> dict[int, float]:
 
 
 def by_group(batch: Batch, rewards: dict[int, float]) -> dict[int, float]:
-    """(r − mean) / deviation within each group (Shao et al. 2024), 0 where all are equal."""
+    """Return (r − mean) / deviation within each group (Shao et al. 2024), or 0 if all are equal."""
     differences = centred(batch, rewards)
     return {
         session: differences[session] / (statistics.pstdev(rewards[each] for each in members) or 1.0)
@@ -117,12 +117,13 @@ def by_group(batch: Batch, rewards: dict[int, float]) -> dict[int, float]:
 
 
 def weight(token: Token) -> float:
-    """The weight of a stale token: exp(start − behaviour), 2 at most (Fu et al. 2025; Espeholt et al. 2018)."""
+    """Return the weight of a stale token: exp(start − behaviour), at most 2 (Fu et al. 2025; Espeholt et al.
+    2018)."""
     return min(math.exp(token.start - token.behaviour), 2.0)
 
 
 def clipped(ratio: float, advantage: float, low: float = 0.2, high: float = 0.28) -> float:
-    """The derivative of −min(ρA, clip(ρ)A) by log ρ (Schulman et al. 2017, Yu et al. 2025)."""
+    """Return the derivative of −min(ρA, clip(ρ)A) by log ρ (Schulman et al. 2017, Yu et al. 2025)."""
     if (advantage > 0 and ratio > 1 + high) or (advantage < 0 and ratio < 1 - low):
         return 0.0
     return -ratio * advantage
@@ -144,7 +145,7 @@ def grpo(batch: Batch) -> list[float]:
 
 
 def dapo(batch: Batch) -> list[float]:
-    """Yu et al. 2025, equation 13: the reward falls evenly over the last half of the bound, by 1 at the most."""
+    """Yu et al. 2025, equation 13: the reward falls linearly over the last half of the bound, by at most 1."""
     tail = LONGEST // 2
     rewards = {
         session: reward - min(1.0, max(0.0, (batch.lengths[session] - (LONGEST - tail)) / tail))
@@ -178,7 +179,7 @@ def gspo(batch: Batch) -> list[float]:
 
 
 def rloo(batch: Batch) -> list[float]:
-    """Ahmadian et al. 2024, equation 6: REINFORCE on the whole session with the mean of the others as baseline."""
+    """Ahmadian et al. 2024, equation 6: REINFORCE on the whole session, with the mean of the others as baseline."""
     advantages = {
         session: batch.rewards[session] - statistics.fmean(batch.rewards[each] for each in members if each != session)
         for members in batch.groups.values()
@@ -188,7 +189,7 @@ def rloo(batch: Batch) -> list[float]:
 
 
 def reinforce_pp(batch: Batch) -> list[float]:
-    """Hu et al. 2025: r − β Σ KL from here on, normalised over all tokens of the batch."""
+    """Hu et al. 2025: r − β Σ KL over the rest of the answer, normalised over all tokens of the batch."""
     shaped = []
     for place, token in enumerate(batch.tokens):
         rest = [each for each in batch.tokens[place:] if each.answer == token.answer]
@@ -218,7 +219,8 @@ def sapo(batch: Batch) -> list[float]:
 
 
 def m2po(batch: Batch) -> list[float]:
-    """Zheng et al. 2025: of the tokens that a clip could take, the furthest go until the mean square is 0.04."""
+    """Zheng et al. 2025: of the tokens that a clip could affect, the furthest are left out until the mean square is
+    0.04."""
     advantages = by_group(batch, batch.rewards)
     squares = sorted(
         (token.start - token.behaviour) ** 2
@@ -237,14 +239,14 @@ def m2po(batch: Batch) -> list[float]:
 
 
 def ppo(batch: Batch) -> list[float]:
-    """Schulman et al. 2016 with γ = λ = 1: the rewards to come less the value, over their root mean square."""
+    """Schulman et al. 2016 with γ = λ = 1: the later rewards minus the value, over their root mean square."""
     raw = [batch.rewards[token.session] - token.value for token in batch.tokens]
     spread = math.sqrt(statistics.fmean(each**2 for each in raw)) + 1e-4
     return ppo_terms(batch, [each / spread for each in raw], len(batch.tokens))
 
 
 def distillation(batch: Batch) -> list[float]:
-    """The gradient of KL(policy ‖ teacher) at each token drawn (Agarwal et al. 2024)."""
+    """Return the gradient of KL(policy ‖ teacher) at each sampled token (Agarwal et al. 2024)."""
     return [weight(token) * (token.start - token.teacher) / len(batch.tokens) for token in batch.tokens]
 
 
@@ -266,4 +268,4 @@ REFERENCES: dict[str, Callable[[Batch], list[float]]] = {
     )
 }
 ONE_STEP = ("rloo", "m2po", "distillation")
-"""They take one step per batch, so their gradient is at its start."""
+"""Presets with one step per batch, whose gradient is taken at its start."""

@@ -30,7 +30,7 @@ def course(how: str, directory: Path) -> None:
         raise ConfigurationError("trainer.device: no such thing at this rank")
     elif RANK == "1":
         os.kill(os.getpid(), signal.SIGKILL)
-    while True:  # a signal that comes just before a wait does not end it
+    while True:  # a signal just before a wait would otherwise be lost
         threading.Event().wait(0.2)
 
 
@@ -38,7 +38,7 @@ def main(how: str, directory: Path) -> int:
     found: Any = process
     found.train = lambda *_: course(how, directory)
     status = trainer_main(["--set", "run=policy", "--set", "api_key=k", "--set", "proxy_url=http://127.0.0.1:9"])
-    if how == "refuses":  # both have said what they have to say when the first of them ends
+    if how == "refuses":  # both have reported before the first of them ends
         if RANK == "1":
             (directory / "1").write_text("said")
             (directory / "0").read_text()

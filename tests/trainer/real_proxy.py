@@ -1,6 +1,6 @@
-"""The real proxy on a port, in a thread, with an engine that has no model, and trainers of its run in this process.
+"""The real proxy on a port, in a thread, with an engine without a model, and trainers of its run in this process.
 
-Sessions are written directly into its store (`tests.proxy.turns.world`); everything else goes over HTTP.
+Sessions are written directly into its store (`tests.proxy.turns.world`); all other traffic goes over HTTP.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write_real_model(directory: Path) -> Path:
 
 
 class RealProxy:
-    """`base` is the base model's directory, `weights` where trainers publish."""
+    """A running proxy. `base` is the base model's directory, `weights` the directory that trainers publish to."""
 
     def __init__(self, directory: Path, base: Path) -> None:
         self.base = base
@@ -118,7 +118,7 @@ class RealProxy:
         return answer.json()
 
     def get_when(self, path: str, condition: Callable[[Any], bool]) -> Any:
-        """Return the answer once it meets the condition, within 10 seconds: a run's figures are up to half a second
+        """Return the answer once it meets the condition, within 10 seconds: figures of a run are up to half a second
         old."""
         deadline = time.monotonic() + 10.0
         while not condition(answer := self.get(path)):
@@ -127,7 +127,7 @@ class RealProxy:
         return answer
 
     def post(self, path: str) -> None:
-        """Post as the operator."""
+        """Send a POST request with the admin key."""
         answer = httpx.post(f"{self.url}/api/v1/runs/{RUN}{path}", headers={"authorization": f"Bearer {ADMIN}"})
         assert answer.status_code == 200, answer.text
 
@@ -141,7 +141,8 @@ class RealProxy:
         return found
 
     def wait_for_version(self, version: int, going_on: Callable[[], bool]) -> None:
-        """Wait until the head is that version. With `going_on` false, nobody will make it any more."""
+        """Wait until the head is that version. With `going_on` false, fail at once if no trainer is left to make
+        it."""
 
         async def wait() -> None:
             signal = self.app.services.signals.versions
@@ -212,7 +213,7 @@ class RealProxy:
         self.change(SessionRow, SessionRow.id == session, **values)
 
     def change(self, table: type[Base], condition: Any, **values: Any) -> None:
-        """Change the store as no client could."""
+        """Change the store in a way that no client could."""
 
         async def write() -> None:
             await self.world.database.commit(
@@ -224,7 +225,7 @@ class RealProxy:
     # Trainers
 
     def settings(self, **changes: Any) -> TrainerSettings:
-        """Return settings of a trainer with defaults, but for steps that are small and visible."""
+        """Return settings of a trainer: the defaults, with small steps of visible effect."""
         given: dict[str, Any] = {
             "proxy_url": self.url,
             "api_key": TRAINER,

@@ -1,4 +1,4 @@
-"""Real processes of `python -m trainer` against a fake proxy's address."""
+"""Real processes of `python -m trainer` that use a fake proxy's address."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def trainer_process(
     launcher: Sequence[str],
     run: str | None = RUN,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a trainer by a command line. It is killed at the end with its children, if it still runs. Its log is
-    appended to `log`. `run` None: the options name several."""
+    """Start a trainer by a command line. At the end it is killed with its children if it still runs. Its log is
+    appended to `log`. If `run` is None, the options name several runs."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             [*launcher, *_words(url, weights, run), *options], stdout=output, stderr=output, env=_environment()
@@ -36,7 +36,7 @@ def trainer_process(
         try:
             yield process
         finally:
-            # A launcher's ranks have sessions of their own, and would outlive it.
+            # A launcher's ranks have process groups of their own, and would outlive it.
             left = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             process.kill()
             process.wait()

@@ -1,4 +1,4 @@
-"""A run that trains an adapter: the loop, its restarts, a rollback, and steps made again."""
+"""A run that trains an adapter: the loop, its restarts, a rollback, and replayed steps."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_restarts_change_nothing(start: Start, tiny_model: Path, tmp_path: Path,
     assert {commit.weights.format for commit in proxy.commits} == {form}
 
 
-def test_a_run_goes_on_where_what_is_published_changes(start: Start, tiny_model: Path, tmp_path: Path) -> None:
-    """An engine that takes no adapters gets the next version merged; the optimiser goes on."""
+def test_a_run_continues_when_the_published_form_changes(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    """An engine that accepts no adapters gets the next version merged; the optimiser state is kept."""
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     for publish in (AdapterPublish.ADAPTER, AdapterPublish.MERGED, AdapterPublish.ADAPTER):
         trainer = start(proxy, adapter_settings(tmp_path, publish))
@@ -77,7 +77,7 @@ def test_a_run_goes_on_where_what_is_published_changes(start: Start, tiny_model:
     assert changed == {name for name in base if name.split(".")[-2].endswith("_proj")}
 
 
-def test_a_rollback_takes_the_adapter_back(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_rollback_restores_the_adapter(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     trainer = start(proxy, adapter_settings(tmp_path))
     trainer.loop.resume()
@@ -97,13 +97,13 @@ def test_a_rollback_takes_the_adapter_back(start: Start, tiny_model: Path, tmp_p
 
 
 @pytest.mark.parametrize("publish", list(AdapterPublish))
-def test_steps_of_an_adapter_come_out_bit_for_bit(
+def test_steps_of_an_adapter_are_replayed_bit_for_bit(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     publish: AdapterPublish,
 ) -> None:
-    """The second from its parent's directory, the first from the base and the seed."""
+    """The second step is replayed from its parent's directory, the first from the base and the seed."""
     monkeypatch.setenv("BASE_RL_TRAINER__API_KEY", TRAINER)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     adapter = {"rank": 2, "publish": publish.value}
@@ -125,7 +125,7 @@ ONLY_WHOLE = "loads whole weights only, .*set trainer.adapter.publish = merged"
 
 
 def beginning(proxy: TrainingProxy, configured: TrainerSettings, monkeypatch: pytest.MonkeyPatch) -> RunTrainer:
-    """As a process does, at the fake proxy."""
+    """Start a trainer at the fake proxy as a process does."""
     made = partial(ProxyClient, transport=proxy.transport(), pause=lambda _: None)
     monkeypatch.setattr(assembly, "ProxyClient", made)
     return assembly.begin(configured.run, configured, ALONE, "a-process", Shared(ALONE.device))
@@ -133,7 +133,7 @@ def beginning(proxy: TrainingProxy, configured: TrainerSettings, monkeypatch: py
 
 @pytest.mark.parametrize("publish", list(AdapterPublish))
 @pytest.mark.parametrize("formats", [WHOLE, BOTH, None])
-def test_an_engine_that_would_not_load_what_is_published_is_an_error_at_the_start(
+def test_an_engine_that_cannot_load_adapters_is_an_error_at_the_start(
     tiny_model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -149,7 +149,7 @@ def test_an_engine_that_would_not_load_what_is_published_is_an_error_at_the_star
         beginning(proxy, configured, monkeypatch).ending.close()
 
 
-def test_an_engine_that_was_not_there_at_the_start_is_asked_before_the_first_step(
+def test_an_engine_unreachable_at_the_start_is_asked_before_the_first_step(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
@@ -162,7 +162,7 @@ def test_an_engine_that_was_not_there_at_the_start_is_asked_before_the_first_ste
     assert (proxy.commits, proxy.leases) == ([], {})
     proxy.formats = BOTH
     trainer.loop.step()
-    proxy.formats = WHOLE  # the proxy's business from here on: it gives the engine no adapter
+    proxy.formats = WHOLE  # from here on the proxy must not send the adapter to the engine
     trainer.loop.step()
     assert proxy.version == 2
 
@@ -179,7 +179,7 @@ def test_offloading_is_for_the_fsdp_backend_and_from_a_gpu() -> None:
         join("cpu", offload=True)
 
 
-def test_what_is_published_is_not_part_of_the_mathematics() -> None:
+def test_the_published_form_is_not_in_the_configurations_hash() -> None:
     hashes = [
         load_settings(overrides={"adapter": adapter}, environment={}).config_hash()
         for adapter in (None, {}, {"publish": "merged"}, {"rank": 4})

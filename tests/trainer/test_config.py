@@ -118,7 +118,7 @@ def test_any_part_of_a_preset_can_be_replaced() -> None:
     assert algorithm.clip_low == PRESETS["grpo"].clip_low
 
 
-def test_the_config_hash_is_of_what_the_weights_depend_on() -> None:
+def test_the_config_hash_covers_what_affects_the_weights() -> None:
     base = load_settings(None, {}, {})
     assert load_settings(None, {"proxy_url": "http://x", "api_key": "k", "threads": 3}, {}).config_hash() == (
         base.config_hash()
@@ -158,8 +158,8 @@ print(json.dumps({"statuses": statuses, "torch": "torch" in sys.modules}))
 """
 
 
-def test_what_is_wrong_is_said_before_torch_is_imported(tmp_path: Path) -> None:
-    """That takes seconds."""
+def test_errors_are_reported_before_torch_is_imported(tmp_path: Path) -> None:
+    """Importing torch takes seconds, so errors are reported before."""
     (tmp_path / "there").touch()
     told = [
         (0, ["--dry-run"], ""),
@@ -222,7 +222,7 @@ def several(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_run_has_what_is_said_of_it_over_what_is_said_of_all(several: Path) -> None:
+def test_settings_of_a_run_override_those_of_all_runs(several: Path) -> None:
     environment = {"BASE_RL_TRAINER__RUNS__TRAVEL__API_KEY": "k-travel", "BASE_RL_TRAINER__SEED": "4"}
     overrides = {"batch": {"at_least": "8", "trajectories": "16"}, "runs": {"travel": {"seed": "5"}}}
     runs = load_runs(several, overrides, environment)
@@ -231,23 +231,23 @@ def test_each_run_has_what_is_said_of_it_over_what_is_said_of_all(several: Path)
     assert (shop.run, shop.proxy_url, shop.seed) == ("shop", "http://shop:8080", 4)
     assert (travel.run, travel.proxy_url, travel.seed) == ("policy", "http://127.0.0.1:8080", 5)
     assert [run.api_key.get_secret_value() for run in (shop, travel)] == ["k-shop", "k-travel"]
-    # What is said of one run goes before what is said of all, wherever that was said.
+    # Settings of one run take precedence over settings of all runs, in every layer.
     assert [run.batch.trajectories for run in (shop, travel)] == [32, 16]
     assert [run.batch.at_least for run in (shop, travel)] == [8, 8]
     assert [run.algorithm.preset for run in (shop, travel)] == ["grpo", "rloo"]
 
 
-def test_the_weights_depend_on_nothing_that_another_run_is_told(several: Path) -> None:
+def test_settings_of_one_run_do_not_affect_another(several: Path) -> None:
     shop = load_runs(several, {}, {})["shop"]
     alone = load_settings(None, {"seed": 3, "batch": {"trajectories": 32, "at_least": 4}}, {})
     assert shop.config_hash() == alone.config_hash()
 
 
-def test_chosen_runs_are_trained_alone(several: Path, file: Path) -> None:
+def test_only_chosen_runs_are_trained(several: Path, file: Path) -> None:
     assert list(load_runs(several, {}, {}, ["travel"])) == ["travel"]
     assert [run.run for run in load_runs(file, {}, {}, ["b", "a"]).values()] == ["b", "a"]
     assert [run.run for run in load_runs(file, {}, {}).values()] == ["calculator"]
-    # Where a command is about one run, that one's section counts.
+    # A command about one run uses that run's section.
     assert load_settings(several, {"run": "shop"}, {}).batch.trajectories == 32
     assert load_settings(several, {"run": "other"}, {}).batch.trajectories == 64
 
@@ -276,17 +276,15 @@ def test_chosen_runs_are_trained_alone(several: Path, file: Path) -> None:
         ({"runs": {"again": {"run": "policy"}}}, "trainer.runs.again: is trainer.runs.travel, the run 'policy' of"),
     ],
 )
-def test_what_is_wrong_with_one_of_several_runs_names_it(
-    several: Path, overrides: dict[str, Any], message: str
-) -> None:
+def test_an_error_in_one_of_several_runs_names_it(several: Path, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         load_runs(several, overrides, {})
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
 
 
-def test_a_name_that_is_trained_is_no_error(several: Path) -> None:
-    """As `base-rl up` says it, of the run that it serves."""
+def test_naming_a_configured_run_is_not_an_error(several: Path) -> None:
+    """`base-rl up` names the run that it serves."""
     assert len(load_runs(several, {"run": "policy"}, {})) == 2
 
 
@@ -310,7 +308,7 @@ def test_trackio_has_one_directory_for_all_runs(several: Path) -> None:
         check_directories([run.metrics for run in load_runs(several, given, {}).values()])
 
 
-def test_a_layout_says_how_many_processes_and_refuses_another_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layout_determines_the_number_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--set", "layout=d2t2", "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out)["nproc"] == 4
     assert main(["--set", "layout=d2t2", "--set", "nproc=6", "--dry-run"]) == 2

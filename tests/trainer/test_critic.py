@@ -51,15 +51,15 @@ def learn(learner: Learner, algorithm: AlgorithmSettings, members: list[Trajecto
 
 
 def of_trajectory(tokens: TokenRecord, index: int, name: str) -> list[float]:
-    """In the order of its turns."""
+    """Return values of one trajectory in the order of its turns."""
     mine = (tokens.trajectory_N == index).nonzero()[:, 0]
     ordered = mine[torch.argsort(tokens.turn_N[mine], stable=True)]
     found: list[float] = getattr(tokens, name)[ordered].tolist()
     return found
 
 
-def test_advantages_run_through_the_turns_of_a_path(tiny_model: Path) -> None:
-    """Each sequence in a micro-batch of its own, and the turns of branches in several."""
+def test_advantages_continue_through_the_turns_of_a_path(tiny_model: Path) -> None:
+    """Each sequence is in a micro-batch of its own, and the turns of branches are in several."""
     algorithm = ppo(scale=Scale.NONE, gae_lambda=0.5, discount=0.9, mini_batches=2)
     learner = learner_for(algorithm, tiny_model)
     assert learner.critic is not None
@@ -85,7 +85,7 @@ def test_advantages_run_through_the_turns_of_a_path(tiny_model: Path) -> None:
         assert min(map(abs, values)) > 0
 
 
-def test_the_critic_learns_what_is_to_come(tiny_model: Path) -> None:
+def test_the_critic_learns_the_expected_return(tiny_model: Path) -> None:
     """Values are those at the start of the step, and the critic does not change the policy's reward."""
     algorithm = ppo(scale=Scale.NONE)
     learner = learner_for(algorithm, tiny_model)
@@ -116,7 +116,7 @@ def test_a_critic_that_warms_up_learns_alone(tiny_model: Path) -> None:
     assert seen == [(True, 0, 1, False), (True, 0, 2, True), (True, 0, 3, True), (False, 1, 4, True)]
 
 
-def test_the_divergence_is_a_part_of_what_is_to_come(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_divergence_is_part_of_the_return(tiny_model: Path, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, seed=1)
     algorithm = ppo(scale=Scale.NONE, kl_coefficient=0.5, kl_form=Divergence.K1, discount=0.9)
     learner = learner_of(load_tiny(tiny_model), resolve(algorithm), OptimizerSettings(), tmp_path)
@@ -134,8 +134,8 @@ def test_the_divergence_is_a_part_of_what_is_to_come(tiny_model: Path, tmp_path:
         assert of_trajectory(tokens, index, "advantages_N") == pytest.approx(wanted, abs=1e-5)
 
 
-def test_nobody_is_credited_with_what_nobody_chose(tiny_model: Path) -> None:
-    """Values are learnt there all the same, and the scale is that of the others."""
+def test_tokens_without_a_choice_get_no_credit(tiny_model: Path) -> None:
+    """Values are still learnt there, and the scale is computed from the other tokens."""
     forced = turn([4, 5], logprobs=[0.0, -1.0], convention=LogprobConvention.CONSTRAINED)
     algorithm = ppo()
     tokens = learn(learner_for(algorithm, tiny_model), algorithm, [trajectory(forced, reward=3.0)])
@@ -143,7 +143,7 @@ def test_nobody_is_credited_with_what_nobody_chose(tiny_model: Path) -> None:
     assert tokens.returns_N.tolist() == pytest.approx([3.0, 3.0])
 
 
-def test_neither_learns_from_what_is_not_finite_for_one(tiny_model: Path) -> None:
+def test_a_gradient_not_finite_for_one_model_updates_neither(tiny_model: Path) -> None:
     algorithm = ppo(scale=Scale.BATCH_STD, mini_batches=1)
     learner = learner_for(algorithm, tiny_model)
     assert learner.critic is not None
@@ -155,7 +155,7 @@ def test_neither_learns_from_what_is_not_finite_for_one(tiny_model: Path) -> Non
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-def test_a_state_brings_the_critic_back_and_none_begins_anew(tiny_model: Path) -> None:
+def test_a_state_restores_the_critic_and_without_one_it_starts_anew(tiny_model: Path) -> None:
     algorithm = ppo(critic_warmup=1)
     learner = learner_for(algorithm, tiny_model)
     learn(learner, algorithm, batch())
@@ -178,14 +178,14 @@ def test_a_state_brings_the_critic_back_and_none_begins_anew(tiny_model: Path) -
     )
     assert all(torch.equal(left, right) for left, right in zip(mine, theirs, strict=True))
 
-    other.restore({"steps": 3, "optimizer": {}})  # of a trainer that had no critic
+    other.restore({"steps": 3, "optimizer": {}})  # state of a trainer without a critic
     assert other.critic is not None
     assert (other.steps, other.critic.steps) == (3, 0)
     assert not learn(other, algorithm, batch()).values_N.any()
 
 
 def test_a_policy_with_a_critic_learns(tiny_model: Path) -> None:
-    """Two tokens under a prompt, a reward for even second ones."""
+    """Two tokens after a prompt, with a reward for even second tokens."""
     algorithm = ppo()
     learner = learner_for(algorithm, tiny_model, 5e-3)
     generator = torch.Generator().manual_seed(0)
@@ -202,8 +202,9 @@ def test_a_policy_with_a_critic_learns(tiny_model: Path) -> None:
     assert sum(rewards[-3:]) / 3 > 0.9
 
 
-def test_a_critic_learns_nothing_from_choices_that_were_left_behind(tiny_model: Path) -> None:
-    """Its returns there are its own values; what trains the policy is the difference to the sibling."""
+def test_a_critic_learns_nothing_from_superseded_choices(tiny_model: Path) -> None:
+    """The returns of superseded choices are the critic's own values; the policy learns from the difference to the
+    sibling."""
     choices = [
         turn([6, 5], parent=0, prefix=5, prompt=[9], reward=1.0),
         turn([7, 5], parent=0, prefix=5, prompt=[9], reward=3.0, superseded=True),

@@ -1,4 +1,4 @@
-"""Answers that were cut, from the store through claim, step and commit to the pages."""
+"""Cut answers, from the store through claim, step and commit to the pages."""
 
 from __future__ import annotations
 

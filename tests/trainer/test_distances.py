@@ -26,7 +26,7 @@ def found() -> dict[str, Tensor]:
 
 
 def grouped(temperature: float = 1.0) -> tuple[TrajectoryGroup, ...]:
-    """The groups of the common batch without rewards of turns."""
+    """Return the groups of the common batch without rewards of turns."""
     return tuple(
         msgspec.structs.replace(
             group,
@@ -55,8 +55,9 @@ def test_no_two_presets_have_the_same_gradient() -> None:
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))
-def test_a_preset_is_its_paper_from_rewards_to_gradient(preset: str) -> None:
-    """In closed form and in float64, at the preset's defaults, at a point where every part acts."""
+def test_a_preset_equals_its_paper_from_rewards_to_gradient(preset: str) -> None:
+    """Compare the gradient of each preset with the closed form of its paper in float64, at the preset's defaults, at
+    a point where every part acts."""
     groups = grouped()
     batch = batch_of(KNOWN, groups)
     logits = KNOWN.start if preset in ONE_STEP else KNOWN.moved
@@ -67,8 +68,8 @@ def test_a_preset_is_its_paper_from_rewards_to_gradient(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", ["grpo", "dapo", "gspo", "cispo", "sapo", "m2po"])
-def test_the_part_that_a_preset_is_named_for_acts_in_the_references(preset: str) -> None:
-    """Some tokens are cut off or left out, others not: the comparison above would see either."""
+def test_the_characteristic_part_of_a_preset_acts_in_its_reference(preset: str) -> None:
+    """Some tokens are clipped or left out and others are not, so the comparison above would detect either error."""
     batch = batch_of(KNOWN, grouped())
     coefficients = REFERENCES[preset](batch)
     unclipped = [abs(each) for each in coefficients if each]
@@ -79,7 +80,8 @@ def test_the_part_that_a_preset_is_named_for_acts_in_the_references(preset: str)
 
 
 def test_a_teacher_is_compared_with_the_policy_at_temperature_one() -> None:
-    """Whatever temperature a token was drawn at; that is the weight's business alone."""
+    """A teacher compares with the policy at temperature 1, whatever temperature a token was sampled at; only the
+    weight depends on that."""
     algorithm = PRESETS["distillation"]
     groups = grouped(temperature=0.5)
     batch = batch_of(KNOWN, groups)
@@ -91,8 +93,8 @@ def test_the_gradient_is_the_same_in_every_process() -> None:
     assert torch.equal(gradients()["reinforce_pp"], found()["reinforce_pp"])
 
 
-def test_the_reference_has_the_table_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """To the digits shown: the last one may differ by one, as processors round differently."""
+def test_the_documented_table_is_the_one_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures agree to the digits shown; the last may differ by one, because processors round differently."""
     assert main(["presets"]) == 0
     printed = capsys.readouterr().out
     assert printed.strip() == table(distances(found()), norms(found()))
@@ -106,7 +108,7 @@ def test_the_reference_has_the_table_that_the_command_prints(capsys: pytest.Capt
             assert not one or float(one) == pytest.approx(float(two), rel=1.01 * 10 ** (1 - max(2, len(digits))))
 
 
-def test_the_command_prints_every_digit_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_all_digits_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["presets", "--json"]) == 0
     printed = msgspec.json.decode(capsys.readouterr().out)
     assert printed["distances"]["grpo"]["gspo"] == distances(found())["grpo"]["gspo"]

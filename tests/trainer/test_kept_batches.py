@@ -1,4 +1,4 @@
-"""Batches that teach nothing: their claims are kept for the next version, and consumed exactly once."""
+"""Batches without a signal: their claims are held for the next version, and consumed exactly once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_batch_without_signal_waits_for_the_next_version(start: Start, tiny_mo
     assert len(proxy.consumed) == 18
 
 
-def test_kept_claims_do_not_pile_up(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_the_number_of_held_claims_is_bounded(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=equal_rewards)
     trainer = start(proxy, settings(tmp_path))
     trainer.loop.resume()
@@ -46,9 +46,7 @@ def test_kept_claims_do_not_pile_up(start: Start, tiny_model: Path, tmp_path: Pa
     assert trainer.learner.steps == 0
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(
-    start: Start, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_gradient_that_is_not_finite_changes_no_weights(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     def poisonous(version: int) -> TrajectoryGroup:
         return group_of([trajectory(turn([4], version=version), reward=reward) for reward in (1e38, -1e38)])
 
@@ -67,7 +65,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(
     assert all(torch.isfinite(weight).all() for weight in trainer.weights().values())
 
 
-def test_a_kept_claim_that_was_lost_takes_its_step_with_it(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_lost_held_claim_discards_its_step(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     """The running means include its rewards, and its trajectories will be trained again."""
     proxy = TrainingProxy(base_model=str(tiny_model), source=equal_rewards)
     trainer = start(proxy, settings(tmp_path, algorithm={"baseline": "running_mean", "scale": "none"}))
@@ -87,8 +85,8 @@ def test_a_kept_claim_that_was_lost_takes_its_step_with_it(start: Start, tiny_mo
 
 
 @pytest.mark.parametrize("preset", ["grpo", "ppo"])
-def test_a_batch_of_cut_answers_is_kept(start: Start, tiny_model: Path, tmp_path: Path, preset: str) -> None:
-    """Also with a critic, which otherwise learns from every batch."""
+def test_a_batch_of_cut_answers_is_held(start: Start, tiny_model: Path, tmp_path: Path, preset: str) -> None:
+    """A batch of cut answers is also held with a critic, which otherwise learns from every batch."""
 
     def source(version: int) -> TrajectoryGroup:
         return group_of([trajectory(cut(turn([6, 7], version=version)), reward=reward) for reward in (0.0, 1.0)])

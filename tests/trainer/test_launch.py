@@ -1,4 +1,5 @@
-"""The launcher of several ranks reports the first rank to end and why. It does not outlive them, nor they it."""
+"""The launcher of several ranks reports the first rank that ended, and why. Neither the launcher nor its ranks
+outlive the other."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def launched(how: str, directory: Path) -> Iterator[ForkServerProcess]:
         process.join()
 
 
-def test_one_that_refuses_is_named_and_the_other_says_whom_it_lost(directory: Path) -> None:
+def test_a_rank_that_refuses_is_named_and_the_other_reports_the_loss(directory: Path) -> None:
     with launched("refuses", directory) as process:
         process.join(200)
         assert process.exitcode == 2, "as of a trainer that is one process"
@@ -61,7 +62,7 @@ def test_one_that_refuses_is_named_and_the_other_says_whom_it_lost(directory: Pa
     assert (lost["rank"], lost["reason"]) == (1, "trainer.device: no such thing at this rank")
 
 
-def test_one_that_is_killed_is_named(directory: Path) -> None:
+def test_a_killed_rank_is_named(directory: Path) -> None:
     with launched("dies", directory) as process:
         process.join(200)
         assert process.exitcode == 1
@@ -95,14 +96,14 @@ def failures(*exit_codes: int) -> ChildFailedError:
         ((2, 1), 2, "rank 0 ended with status 2"),
     ],
 )
-def test_of_several_the_cause_is_told_from_its_consequences(
+def test_the_causing_failure_is_distinguished_from_its_consequences(
     tmp_path: Path, codes: tuple[int, int], status: int, said: str
 ) -> None:
     found, reason = first_cause(failures(*codes), Restarts(tmp_path))
     assert (found, reason.partition(",")[0]) == (status, said)
 
 
-def test_the_first_words_are_those_that_count(tmp_path: Path) -> None:
+def test_the_first_reported_failure_counts(tmp_path: Path) -> None:
     restarts = Restarts(tmp_path)
     assert restarts.first_report() is None
     first = EndReport(rank=1, status=2, reason="why")

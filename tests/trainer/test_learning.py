@@ -1,4 +1,4 @@
-"""The full step learns: trajectories are drawn from the published weights, and one kind of token is rewarded."""
+"""A whole step learns: trajectories are sampled from the published weights, and one kind of token is rewarded."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ STEPS = 20
 def bandit(
     base: Path, proxy: Callable[[], TrainingProxy], delay: int, shuffled: bool
 ) -> Callable[[int], TrajectoryGroup]:
-    """Groups of 8 that draw two tokens under a prompt; reward for even second tokens.
+    """Return groups of 8 that sample two tokens after a prompt; even second tokens are rewarded.
 
-    They are drawn from the weights `delay` versions before the head. `shuffled`: the rewards belong to nobody.
+    The sampling weights are `delay` versions older than the head. `shuffled` assigns rewards at random.
     """
     model = load_tiny(base)
     generator = torch.Generator().manual_seed(0)
@@ -70,7 +70,7 @@ def rewards_of(
 
 @pytest.mark.parametrize(("proximal", "delay"), [("recompute", 0), ("recompute", 2), ("loglinear", 2)])
 def test_reward_rises(start: Start, tiny_model: Path, tmp_path: Path, proximal: str, delay: int) -> None:
-    """Without a delay both proximal policies are the one that acted."""
+    """Without a delay, both proximal policies equal the policy that sampled."""
     rewards = rewards_of(start, tiny_model, tmp_path, proximal=proximal, delay=delay)
     assert rewards[0] < 0.65
     assert sum(rewards[-3:]) / 3 > 0.9

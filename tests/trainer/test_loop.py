@@ -1,4 +1,4 @@
-"""The whole step against an in-memory proxy: exactly once, bit-exact after restarts, and no version without need."""
+"""The whole step with an in-memory proxy: exactly once, bit-exact after restarts, and no unnecessary version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.errors import HeadMoved
 
 
 def random_groups() -> Callable[[int], TrajectoryGroup]:
-    """Groups of four whose tokens and rewards depend on the version alone."""
+    """Return groups of four whose tokens and rewards depend only on the version."""
 
     def source(version: int) -> TrajectoryGroup:
         generator = torch.Generator().manual_seed(version)
@@ -88,7 +88,7 @@ def test_restarts_change_nothing(start: Start, tiny_model: Path, tmp_path: Path,
     assert trainer.loop.means == undisturbed.loop.means
 
 
-def test_a_rollback_takes_the_critic_back(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_rollback_restores_the_critic(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     trainer = start(proxy, settings(tmp_path, algorithm={"preset": "ppo"}))
     critic = trainer.learner.critic
@@ -143,7 +143,7 @@ def test_an_outage_is_waited_out_with_growing_pauses(start: Start, tiny_model: P
     assert trainer.pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
 
 
-def test_when_the_head_moves_the_work_is_dropped_and_the_head_reloaded(
+def test_if_the_head_moves_the_step_is_dropped_and_the_head_reloaded(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
     first = TrainingProxy(base_model=str(tiny_model), source=random_groups())
@@ -193,7 +193,7 @@ def test_a_lost_claim_is_not_committed(start: Start, tiny_model: Path, tmp_path:
     assert trainer.learner.steps == 0
 
 
-def test_what_cannot_be_trained_is_consumed_and_named(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_untrainable_trajectories_are_consumed_and_named(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     def mixed(version: int) -> TrajectoryGroup:
         return group_of(
             [
@@ -228,7 +228,9 @@ def test_the_seed_of_a_step_follows_from_its_parent(start: Start, tiny_model: Pa
     assert first[0].step.config_hash != second[0].step.config_hash
 
 
-def test_weights_that_are_not_what_was_committed_are_refused(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_weights_that_differ_from_the_committed_ones_are_refused(
+    start: Start, tiny_model: Path, tmp_path: Path
+) -> None:
     from trainer.errors import WeightsUnusable
 
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
@@ -244,7 +246,7 @@ def test_weights_that_are_not_what_was_committed_are_refused(start: Start, tiny_
         start(proxy, settings(tmp_path)).loop.resume()
 
 
-def test_old_weights_are_removed_but_for_those_with_a_trainer_state(
+def test_old_weights_are_removed_except_those_with_a_trainer_state(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
@@ -258,7 +260,7 @@ def test_old_weights_are_removed_but_for_those_with_a_trainer_state(
     assert same(again.weights(), trainer.weights())
 
 
-def test_a_proxy_that_does_not_prune_stops_nothing(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_proxy_without_pruning_does_not_stop_the_trainer(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     trainer = start(proxy, settings(tmp_path, weights={"keep_versions": 1, "keep_optimizer_states": 1}))
     trainer.loop.resume()
@@ -271,7 +273,7 @@ def test_a_proxy_that_does_not_prune_stops_nothing(start: Start, tiny_model: Pat
     assert [path.name[:7] for path in tmp_path.glob("*/v*")] == ["v000004"]
 
 
-def test_a_step_tells_what_it_was_made_with(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_step_records_its_inputs(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     configured = settings(tmp_path, audit={"sample": 2}, algorithm={"mini_batches": 1})
     trainer = start(proxy, configured)
@@ -306,12 +308,12 @@ def test_a_session_of_cut_answers_is_skipped_with_the_reason(start: Start, tiny_
     assert [turn.reason for turn in skipped[0].masked] == ["length"]
     assert (metrics["skipped_truncated"], metrics["masked_length"], metrics["tokens"]) == (1.0, 1.0, 4.0)
     assert metrics["cut_answer_share"] == pytest.approx(1 / 3)
-    # Rewards of 1.0, 0.5 and 0.0: the skipped one holds the mean at 0.5, at which the middle one has no advantage.
+    # Rewards of 1.0, 0.5 and 0.0: the skipped one keeps the mean at 0.5, so the middle one has no advantage.
     advantages = [audit.advantage for audit in commit.step.audit if audit.skipped is None]
     assert advantages == [pytest.approx(0.5 / (0.5 * (2 / 3) ** 0.5)), 0.0]
 
 
-def test_the_audit_has_the_advantage_that_turn_rewards_made(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_the_audit_contains_the_advantage_from_turn_rewards(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     def source(version: int) -> TrajectoryGroup:
         return group_of([trajectory(turn([4], version=version, reward=each), reward=None) for each in (3.0, 1.0)])
 

@@ -33,7 +33,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 class Enough(BaseException):
-    """The test has seen enough."""
+    """Raised when the test has seen enough."""
 
 
 def give(proxy: RealProxy, run: str) -> None:
@@ -70,7 +70,7 @@ def train(proxy: RealProxy, *names: str) -> dict[str, str]:
 
 
 class _WatchedTurns(Turns):
-    """Ends when every run has made three versions."""
+    """Turns that end the trainer when every run has made three versions."""
 
     def __init__(self, runs: list[RunTrainer], changed: Condition) -> None:
         super().__init__(runs, ALONE, changed, {})
@@ -82,7 +82,7 @@ class _WatchedTurns(Turns):
         return super()._next()
 
 
-def test_the_same_weights_as_alone_at_the_real_proxy(tmp_path: Path) -> None:
+def test_several_runs_have_the_weights_of_separate_trainers(tmp_path: Path) -> None:
     base = write_real_model(tmp_path / "base")
     wanted: dict[str, str] = {}
     with real_proxy(tmp_path / "alone", base) as proxy:
@@ -101,7 +101,7 @@ def test_the_same_weights_as_alone_at_the_real_proxy(tmp_path: Path) -> None:
 
 
 def told(proxies: Mapping[str, TrainingProxy], directory: Path, serving: ExitStack) -> dict[str, dict[str, Any]]:
-    """Write `[trainer.runs]` with a proxy on a port for each run, and a run that its proxy does not know."""
+    """Write `[trainer.runs]` with a proxy on a port for each run, and one run that its proxy does not know."""
     runs = {
         name: {
             "run": "policy",
@@ -117,8 +117,9 @@ def told(proxies: Mapping[str, TrainingProxy], directory: Path, serving: ExitSta
 @pytest.mark.timeout(300)
 @pytest.mark.xdist_group("forked")
 def test_a_kill_loses_and_repeats_nothing_of_any_run(start: Start, tiny_model: Path, tmp_path: Path) -> None:
-    """Killed in the midst of a commit of one, with a batch of the other in hand. Then two processes go on, and have
-    the weights of one that trained each run alone, while a third run is deleted and a fourth was never there."""
+    """The trainer is killed during a commit of one run, while it holds a batch of the other. Then two processes
+    continue and reach the weights of trainers that trained each run alone, while a third run is deleted and a fourth
+    never existed."""
     names = ("one", "two")
     offered = {name: [random_groups()(version) for version in range(8)] for name in names}
     wanted = {}
@@ -176,7 +177,7 @@ def test_a_kill_loses_and_repeats_nothing_of_any_run(start: Start, tiny_model: P
 
 @pytest.fixture
 def as_before() -> Iterator[None]:
-    """What `main` changes in its process is as before."""
+    """Undo the changes that `main` makes to its process."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     logging, threads = structlog.get_config(), torch.get_num_threads()
     yield
@@ -188,10 +189,10 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("as_before")
-def test_the_exit_status_says_that_a_run_was_lost(
+def test_the_exit_status_shows_that_a_run_failed(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At a signal, which gives back what all of them hold; and at once, where none is left."""
+    """After a signal, all claims are released; if no run is left, the trainer ends at once."""
     proxies = {name: TrainingProxy(base_model=str(tiny_model), source=random_groups()) for name in ("one", "two")}
 
     def end() -> None:

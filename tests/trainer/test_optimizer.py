@@ -23,7 +23,7 @@ def settings_of(**values: Any) -> OptimizerSettings:
     return OptimizerSettings.model_validate({"learning_rate": 2.0, **values})
 
 
-def test_schedules_go_down_from_the_whole_rate_to_the_minimum() -> None:
+def test_schedules_decay_from_the_whole_rate_to_the_minimum() -> None:
     linear = settings_of(schedule="linear", total_steps=5, minimum_share=0.0)
     assert [learning_rate_at(step, linear) for step in range(7)] == pytest.approx([2.0, 1.6, 1.2, 0.8, 0.4, 0.0, 0.0])
     cosine = settings_of(schedule="cosine", total_steps=6, warmup_steps=3, minimum_share=0.5)
@@ -38,7 +38,7 @@ def test_schedules_go_down_from_the_whole_rate_to_the_minimum() -> None:
     warmup=st.integers(0, 100),
     minimum=st.floats(0, 0.99),
 )
-def test_a_schedule_has_the_whole_rate_once_warm_and_never_less_than_its_minimum(
+def test_a_schedule_reaches_the_whole_rate_and_never_falls_below_its_minimum(
     schedule: LearningRate, total: int, warmup: int, minimum: float
 ) -> None:
     warmup = min(warmup, total - 1)
@@ -75,7 +75,8 @@ def test_contradictions_of_a_schedule_are_refused() -> None:
 
 
 def spared_names(model: Any, weight_decay: float = 0.1) -> set[str]:
-    """Parameters that a step with a gradient of zero leaves as they are: only weight decay moves the others."""
+    """Return the parameters that a step with a gradient of zero does not change: only weight decay moves the
+    others."""
     before = {name: weight.detach().clone() for name, weight in model.named_weights()}
     optimizer = adamw(model, settings_of(weight_decay=weight_decay))
     for weight in model.parameters():
@@ -112,8 +113,8 @@ def test_a_tied_head_is_an_embedding_and_a_critics_head_a_matrix(tiny_model: Pat
     assert "value_head.weight" not in spared
 
 
-def test_a_state_of_one_group_goes_on_in_several(tiny_model: Path) -> None:
-    """States that were written before parameters had groups are read by name."""
+def test_a_state_with_one_group_continues_in_several(tiny_model: Path) -> None:
+    """States written before parameters had groups are read by name."""
     model = load_tiny(tiny_model)
     settings = settings_of(learning_rate=1e-3)
     old = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=settings.betas, weight_decay=0.0)

@@ -1,4 +1,4 @@
-"""A user's own loss, advantage and filter in training: what they change, what happens where they fail, and replay."""
+"""A user's own loss, advantage and filter in training: their effect, their failures, and replay."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def mine(tmp_path: Path) -> Callable[[str], Path]:
 def learnt(
     base: Path, algorithm: AlgorithmSettings, settings: BatchSettings | None = None
 ) -> tuple[Outcome, list[Tensor]]:
-    """Two steps on twelve answers of uneven length; the last outcome, and the gradient of each."""
+    """Make two steps on twelve answers of different lengths. Return the last outcome and the gradient of each."""
     generator = torch.Generator().manual_seed(0)
     members = [
         trajectory(
@@ -101,7 +101,7 @@ def learnt(
 def test_micro_batches_change_nothing(
     tiny_model: Path, mine: Callable[[str], Path], text: str, denominator: str
 ) -> None:
-    """Terms are weighed by their share of the batch; answers without an advantage have a gradient too."""
+    """Terms are weighted by their share of the batch; answers without an advantage have a gradient too."""
     algorithm = AlgorithmSettings.model_validate({"loss": f"{mine(text)}:loss", "denominator": denominator})
     small = BatchSettings(packing=Packing.PACKED, row_tokens=16, max_tokens_per_microbatch=16)
     (whole, gradients), (parts, divided) = learnt(tiny_model, algorithm), learnt(tiny_model, algorithm, small)
@@ -110,7 +110,7 @@ def test_micro_batches_change_nothing(
         torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-4)
 
 
-def test_the_clipped_surrogate_written_by_hand_is_the_built_in_one(
+def test_a_clipped_surrogate_written_by_hand_equals_the_built_in_one(
     tiny_model: Path, mine: Callable[[str], Path]
 ) -> None:
     own = AlgorithmSettings.model_validate({"loss": f"{mine(CLIPPED)}:loss", "mini_batches": 2})
@@ -139,7 +139,8 @@ def rewarded(*rewards: float) -> Callable[[int], TrajectoryGroup]:
 def test_an_advantage_and_a_filter_decide_what_is_learnt(
     start: Start, tiny_model: Path, tmp_path: Path, mine: Callable[[str], Path]
 ) -> None:
-    """RLOO written by hand is RLOO; what the filter drops is consumed, counted, and in nobody's baseline."""
+    """RLOO written by hand equals the built-in one; sessions dropped by the filter are consumed, counted, and in no
+    baseline."""
     keep = "def keep(sessions):\n    return [each.reward is None or each.reward < 9 for each in sessions]\n"
     path = mine(f"{ADVANTAGE}\n{keep}")
     commits: list[CommitRequest] = []
@@ -172,8 +173,8 @@ def test_an_advantage_and_a_filter_decide_what_is_learnt(
 def test_a_function_that_fails_skips_batches_and_then_pauses_the_run(
     tmp_path: Path, mine: Callable[[str], Path], part: str, text: str, said: str
 ) -> None:
-    """At the real proxy: one failure is a counted skip; several in a row pause the run with the reason; a trainer
-    that is started again with a corrected function learns from the very batches."""
+    """With the real proxy: one failure is a counted skip; several in a row pause the run with the reason; a trainer
+    restarted with a corrected function learns from the same batches."""
     parts = {part: f"{mine(text)}:{part}", **({"scale": "none"} if part == "loss" else {})}
     given: dict[str, Any] = {"batch": {"trajectories": 2, "at_least": 2}, "optimizer": {"pause_after": 2}}
     with real_proxy(tmp_path, write_real_model(tmp_path / "base")) as proxy:
@@ -222,11 +223,11 @@ def replayed(proxy: RealProxy, capsys: pytest.CaptureFixture[str], config: Path 
 
 
 @pytest.mark.usefixtures("process")
-def test_a_step_is_made_again_with_the_same_file_and_with_no_other(
+def test_a_step_is_replayed_with_the_same_file_only(
     tmp_path: Path, mine: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The record names the file by its hash. It is executed only where the configuration here names the same file:
-    what a proxy says is never executed."""
+    """The record names the file by its hash. The file is executed only if the local configuration names the same
+    file: a proxy can never cause a file to be executed."""
     path = mine(CLIPPED + ADVANTAGE)
     config = tmp_path / "run.toml"
     config.write_text('[trainer.algorithm]\nloss = "mine.py:loss"\nadvantage = "mine.py:advantage"\n')
@@ -252,8 +253,8 @@ def test_a_step_is_made_again_with_the_same_file_and_with_no_other(
         assert not marker.exists()
 
 
-def test_a_record_names_no_file_to_read(mine: Callable[[str], Path]) -> None:
-    """Neither is the directory in it, nor is a text taken for a function where a record is read."""
+def test_a_record_never_names_a_file_to_read(mine: Callable[[str], Path]) -> None:
+    """The record does not contain the directory, and a text in a record is never interpreted as a function."""
     path = mine(CLIPPED)
     written = as_json(resolve(AlgorithmSettings.model_validate({"loss": f"{path}:loss"})))
     assert written["loss"]["file"] == "mine.py"

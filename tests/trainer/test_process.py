@@ -19,9 +19,9 @@ from tests.trainer.tiny import settings
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("forked")]
 
 
-def test_kills_in_the_middle_of_a_step_lose_and_repeat_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    """Killed with the weights written and the commit on its way, which then reaches the proxy; and so the next one,
-    whose commit does not."""
+def test_kills_during_a_step_lose_and_repeat_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    """Kill the trainer twice with the weights written and the commit sent: the first commit reaches the proxy, the
+    second does not."""
     source = random_groups()
     proxy = TrainingProxy(base_model=str(tiny_model), lease_seconds=2.0)
     offered = [source(version) for version in range(8)]
@@ -55,8 +55,8 @@ def test_kills_in_the_middle_of_a_step_lose_and_repeat_nothing(tiny_model: Path,
     assert len(list((tmp_path / "weights").glob("*/v*"))) == proxy.version == len(proxy.commits)
 
 
-def test_the_end_is_prompt_and_gives_the_claim_back(tiny_model: Path, tmp_path: Path) -> None:
-    """Asked to end while it waits for a proxy that cuts every commit off."""
+def test_the_trainer_ends_promptly_and_releases_its_claim(tiny_model: Path, tmp_path: Path) -> None:
+    """Ask the trainer to end while it waits for a proxy that drops every commit."""
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     log = tmp_path / "log"
     with proxy.serve() as url, forked_trainer(url, tmp_path / "weights", log) as process:
@@ -73,8 +73,9 @@ def test_the_end_is_prompt_and_gives_the_claim_back(tiny_model: Path, tmp_path: 
     assert "ended by a signal" in log.read_text()
 
 
-def test_who_starts_after_a_kill_has_the_dead_ones_claims_at_once(tiny_model: Path, tmp_path: Path) -> None:
-    """And leaves those of the one that lives beside it, of the same name."""
+def test_a_trainer_started_after_a_kill_gets_the_dead_ones_claims_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    """A trainer that starts after a kill gets the dead one's claims, but not those of a living one with the same
+    name."""
     proxy = TrainingProxy(base_model=str(tiny_model), lease_seconds=1000.0)
     proxy.offer([random_groups()(0)])
     log = tmp_path / "log"
@@ -101,7 +102,7 @@ def test_who_starts_after_a_kill_has_the_dead_ones_claims_at_once(tiny_model: Pa
     assert "an earlier trainer died" in log.read_text()
 
 
-def test_a_wrong_key_ends_it_with_the_reason(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_wrong_key_ends_the_trainer_with_the_reason(tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model))
     log = tmp_path / "log"
     with (
@@ -117,8 +118,8 @@ def test_a_wrong_key_ends_it_with_the_reason(tiny_model: Path, tmp_path: Path) -
     [("algorithm.preset=grpo",), ("algorithm.preset=ppo",), ("algorithm.preset=ppo", "backend=archon", "layout=c2")],
 )
 def test_two_processes_equal_one(start: Start, tiny_model: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
-    """Sharded over two ranks on gloo, three micro-batches a step, resumed from one process's state in between; with
-    rows of their own, and with halves of the same rows."""
+    """Two ranks on gloo, three micro-batches per step, resumed in between from the state of one process; with
+    different rows, and with halves of the same rows."""
     preset = options[0].partition("=")[2]
     steps, small = 3, {"batch": {"max_tokens_per_microbatch": 32}, "algorithm": {"preset": preset}}
     alone_proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())

@@ -27,7 +27,7 @@ def commit_of(*claims: ClaimId, parent: int = 0) -> CommitRequest:
     return CommitRequest(claim_ids=claims, parent_version=parent, weights=WEIGHTS, step=report)
 
 
-def test_nothing_to_claim_is_no_error() -> None:
+def test_an_empty_claim_is_not_an_error() -> None:
     client, _ = client_of(TrainingProxy(base_model="m").transport())
     assert client.claim(REQUEST).claim_id is None
 
@@ -39,14 +39,14 @@ def test_nothing_to_claim_is_no_error() -> None:
         (KEY, "other", "trainer.run: is 'other' a run"),
     ],
 )
-def test_what_no_repetition_heals_is_said_at_once(key: str, run: str, remedy: str) -> None:
+def test_a_permanent_error_is_raised_at_once(key: str, run: str, remedy: str) -> None:
     client, pauses = client_of(TrainingProxy(base_model="m").transport(), key, run)
     with pytest.raises(ProxyRefused, match=remedy):
         client.head()
     assert pauses == []
 
 
-def test_a_key_of_another_kind_is_said_at_once() -> None:
+def test_a_key_of_another_kind_is_an_error_at_once() -> None:
     client, _ = client_of(httpx.MockTransport(lambda request: httpx.Response(403, text="no")))
     with pytest.raises(ProxyRefused, match="not a trainer key of run 'policy'"):
         client.head()
@@ -68,7 +68,7 @@ def test_an_answer_of_another_protocol_is_refused() -> None:
 
 
 @pytest.mark.parametrize("failure", [httpx.ConnectError, httpx.ReadTimeout, httpx.RemoteProtocolError])
-def test_a_proxy_that_does_not_answer_is_asked_again(failure: Callable[[str], Exception]) -> None:
+def test_a_request_is_repeated_if_the_proxy_does_not_answer(failure: Callable[[str], Exception]) -> None:
     proxy = TrainingProxy(base_model="m", version=4)
     working, attempts = proxy.transport(), iter(range(3))
 
@@ -82,7 +82,7 @@ def test_a_proxy_that_does_not_answer_is_asked_again(failure: Callable[[str], Ex
     assert pauses == [0.2, 0.4, 0.8]
 
 
-def test_a_refused_commit_says_why() -> None:
+def test_a_refused_commit_has_the_reason() -> None:
     proxy = TrainingProxy(base_model="m")
     client, _ = client_of(proxy.transport())
     with pytest.raises(ClaimLost):
@@ -92,8 +92,8 @@ def test_a_refused_commit_says_why() -> None:
         client.commit(commit_of(ClaimId("clm_gone")))
 
 
-def test_a_refusal_of_what_is_already_the_head_is_a_success() -> None:
-    """The first attempt was made and its answer lost; by now the proxy does not remember it."""
+def test_a_refused_commit_that_is_already_the_head_succeeded() -> None:
+    """The first attempt succeeded and its answer was lost; the proxy no longer remembers it."""
     proxy = TrainingProxy(base_model="m", version=1, weights=WEIGHTS)
     client, _ = client_of(proxy.transport())
     reply = client.commit(commit_of(ClaimId("clm_gone")))

@@ -35,7 +35,7 @@ from trainer.reference import FollowingReference
 from trainer.update import Learner
 
 HELD = AlgorithmSettings(kl_coefficient=0.5, mini_batches=1)
-"""One optimiser step of each update."""
+"""Settings with one optimiser step per update."""
 IDS = torch.arange(1, 9)[None]
 ROWS = Rows(IDS, torch.arange(8)[None], torch.arange(7), IDS[0, 1:], torch.ones(7))
 
@@ -101,7 +101,7 @@ def test_a_reset_makes_the_reference_the_policy_of_that_step(tiny_model: Path) -
     assert held == [0, 2, 2, 4, 4]
 
 
-def test_the_reference_scores_with_its_weights_and_leaves_the_policys_alone(tiny_model: Path) -> None:
+def test_the_reference_scores_with_its_own_weights_and_restores_the_policys(tiny_model: Path) -> None:
     learner = learner_with(tiny_model, reset_every=100)
     stepped(learner, range(3))
     before = weights_of(learner.model)
@@ -113,7 +113,7 @@ def test_the_reference_scores_with_its_weights_and_leaves_the_policys_alone(tiny
     assert not torch.equal(now.logprobs_N, scored.logprobs_N)
 
 
-def test_a_pass_that_fails_leaves_the_policys_weights_alone(
+def test_a_failed_reference_pass_restores_the_policys_weights(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = learner_with(tiny_model, ema=0.5)
@@ -131,7 +131,7 @@ def test_a_pass_that_fails_leaves_the_policys_weights_alone(
 
 @pytest.mark.parametrize("moves", [{"ema": 0.8}, {"reset_every": 2}])
 @pytest.mark.parametrize("adapter", [None, AdapterSettings(rank=2)])
-def test_a_state_on_the_disk_has_all_that_the_next_steps_depend_on(
+def test_a_state_on_disk_contains_all_that_later_steps_need(
     tiny_model: Path, tmp_path: Path, adapter: AdapterSettings | None, moves: dict[str, Any]
 ) -> None:
     undisturbed = learner_with(tiny_model, adapter, **moves)

@@ -1,4 +1,4 @@
-"""Past steps replayed from the real proxy's records: the same bits, or the reason why not."""
+"""Replay past steps from the real proxy's records: the weights are equal bit for bit, or the reason is reported."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealProxy]:
-    """A run of steps with whatever makes them differ from each other.
+    """Make a run whose steps differ in everything that affects a replay.
 
-    1: groups and single sessions, which meet the running mean. 2: two kept claims first. 3: by a trainer that was
-    started again; trajectories that are skipped, one of them as stale. 4: turn rewards, and older versions. 5: kept
-    claims alone, with unchanged weights. 6: another configuration. 7: the first with a critic. 8: going on with it.
+    Step 1: groups and single sessions, which use the running mean. 2: two held claims first. 3: by a restarted
+    trainer; some trajectories are skipped, one of them as stale. 4: turn rewards, and older versions. 5: held claims
+    alone, with unchanged weights. 6: another configuration. 7: the first with a critic. 8: continued with it.
     """
     directory = tmp_path_factory.mktemp("replay")
     with real_proxy(directory, write_real_model(directory / "base")) as proxy:
@@ -60,7 +60,7 @@ def _train(proxy: RealProxy) -> None:
         proxy.session(1.0, version=2)
         proxy.session(1.0, version=2, highest=64 + 32)  # ids that the model does not have
         late = proxy.session(0.0, version=0)
-        proxy.set_session(late, oldest_version=2)  # the trainer looks for itself
+        proxy.set_session(late, oldest_version=2)  # the trainer notices this by itself
         for reward in (0.0, 1.0):
             proxy.session(reward, version=2)
         trainer.loop.step()
@@ -101,15 +101,15 @@ def without_signal(proxy: RealProxy, reward: float, *, version: int) -> None:
 
 
 def replay(proxy: RealProxy, version: int, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, Any]:
-    """Return (exit status, verdict)."""
+    """Run a replay. Return (exit status, verdict)."""
     status = main([RUN, str(version), "--proxy", proxy.url, "--json", *options])
-    answers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]  # the proxy logs there
+    answers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]  # others: the log
     return status, json.loads(answers[0])
 
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command is meant for a process of its own: what it makes of this one is undone."""
+    """Undo the changes that the command makes to its process, since it is meant for a process of its own."""
     monkeypatch.setenv("BASE_RL_TRAINER__API_KEY", TRAINER)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
@@ -117,7 +117,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("version", range(1, STEPS + 1))
-def test_every_step_comes_out_bit_for_bit(
+def test_every_step_is_replayed_bit_for_bit(
     trained: RealProxy, version: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, verdict = replay(trained, version, capsys, "--verify")
@@ -130,8 +130,8 @@ def test_every_step_comes_out_bit_for_bit(
         assert verdict["committed_gradient_norm"] == verdict["replayed_gradient_norm"]
 
 
-def test_the_run_has_what_makes_steps_differ(trained: RealProxy) -> None:
-    """Without these differences the test above would prove little."""
+def test_the_replayed_run_covers_all_kinds_of_steps(trained: RealProxy) -> None:
+    """Without these differences the previous test would prove little."""
     steps = {version: trained.get(f"/steps/{version}") for version in range(1, STEPS + 1)}
     assert [len(steps[version]["claim_ids"]) for version in steps] == [1, 3, 1, 1, 3, 1, 1, 1]
     skipped = {entry["audit"]["skipped"] for entry in steps[3]["trajectories"]}
@@ -152,7 +152,7 @@ def batch_of(proxy: RealProxy, version: int) -> StepBatch:
 
 @contextmanager
 def changed(proxy: RealProxy, table: type[Base], condition: Any, **values: Any) -> Iterator[None]:
-    """Change the store's record meanwhile."""
+    """Change the store's record for the duration of the block."""
 
     async def read() -> dict[str, Any]:
         row = await proxy.world.database.read(
@@ -169,9 +169,7 @@ def changed(proxy: RealProxy, table: type[Base], condition: Any, **values: Any) 
         proxy.change(table, condition, **before)
 
 
-def test_rewards_that_came_after_the_training_change_nothing(
-    trained: RealProxy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rewards_after_training_change_no_replay(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
     before = batch_of(trained, 4)
     trajectory = before.claims[0].groups[0].trajectories[0]
 
@@ -192,7 +190,7 @@ def test_rewards_that_came_after_the_training_change_nothing(
     assert [(used["value"], used["value_now"]) for used in entry["rewards"]] == [(0.5, 9.0), (1.0, -5.0)]
 
 
-def test_another_reward_makes_other_weights_and_the_verdict_says_which(
+def test_a_changed_reward_changes_the_weights_and_the_verdict_names_them(
     trained: RealProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = batch_of(trained, 6).claims[0].groups[0].trajectories[0].session_id
@@ -211,7 +209,7 @@ def test_another_reward_makes_other_weights_and_the_verdict_says_which(
         assert "conditions      the same as then" in said
 
 
-def test_a_kept_claim_moved_the_means_that_a_step_stands_on(
+def test_a_held_claim_moved_the_running_means_of_a_step(
     trained: RealProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = batch_of(trained, 2).claims[0].groups[0].trajectories
@@ -220,7 +218,7 @@ def test_a_kept_claim_moved_the_means_that_a_step_stands_on(
     assert replay(trained, 2, capsys, "--verify")[0] == 0
 
 
-def test_what_was_different_then_is_named(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_conditions_are_named(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
     session = batch_of(trained, 6).claims[0].groups[0].trajectories[0].session_id
     inputs = trained.get("/steps/6")["inputs"]
     older = {**inputs, "conditions": {**inputs["conditions"], "torch": "1.0.0"}}
@@ -232,7 +230,7 @@ def test_what_was_different_then_is_named(trained: RealProxy, capsys: pytest.Cap
     assert [(each["name"], each["then"]) for each in verdict["conditions"]] == [("torch", "1.0.0")]
 
 
-def test_a_step_from_before_there_was_a_choice_of_packings_is_made_again_packed(
+def test_a_step_recorded_without_a_packing_is_replayed_packed(
     trained: RealProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = trained.get("/steps/6")["inputs"]
@@ -243,14 +241,12 @@ def test_a_step_from_before_there_was_a_choice_of_packings_is_made_again_packed(
     assert (status, verdict["identical"]) == (0, True)
 
 
-def test_the_states_that_were_not_kept_are_made_again_first(
-    trained: RealProxy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deleted_states_are_replayed_first(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
     assert replay(trained, 4, capsys, "--verify")[1]["replayed"] == [1, 2, 3, 4]
     assert replay(trained, 6, capsys, "--verify")[1]["replayed"] == [6]
 
 
-def test_weights_that_are_gone_are_made_again_first(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deleted_weights_are_replayed_first(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
     directory = Path(batch_of(trained, 7).weights.uri)
     aside = directory.with_name("aside")
     directory.rename(aside)
@@ -261,10 +257,8 @@ def test_weights_that_are_gone_are_made_again_first(trained: RealProxy, capsys: 
     assert (status, verdict["replayed"]) == (0, [7, 8])
 
 
-def test_weights_that_are_marked_as_removed_are_not_relied_on(
-    trained: RealProxy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whoever deletes them may be at it, and they may be half there."""
+def test_weights_marked_as_removed_are_not_used(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever deletes the files may be doing so now, and they may be incomplete."""
     with changed(trained, PolicyVersionRow, PolicyVersionRow.version == 5, weights_removed_at=1.0):
         status, verdict = replay(trained, 6, capsys, "--verify")
     assert (status, verdict["replayed"]) == (0, [1, 2, 3, 4, 5, 6])
@@ -277,7 +271,9 @@ def impossible(proxy: RealProxy, version: int, capsys: pytest.CaptureFixture[str
     return captured.err
 
 
-def test_why_a_step_cannot_be_replayed(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_why_a_step_cannot_be_replayed_is_reported(
+    trained: RealProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "has no version 99" in impossible(trained, 99, capsys)
     assert "version 0 is the base model" in impossible(trained, 0, capsys)
     with changed(trained, PolicyVersionRow, PolicyVersionRow.version == 6, inputs=None):
@@ -296,7 +292,7 @@ def test_why_a_step_cannot_be_replayed(trained: RealProxy, capsys: pytest.Captur
 
 
 def test_the_command_line_asks_the_trainer_in_a_process_of_its_own(trained: RealProxy, tmp_path: Path) -> None:
-    """A step on the state after another one, of the policy and of the critic."""
+    """The step follows another one in the state of both the policy and the critic."""
     before = sorted(str(path) for path in trained.weights.rglob("*"))
     answered = subprocess.run(
         [sys.executable, "-m", "proxy.cli", "replay", RUN, "8", "--verify", "--url", trained.url, "--json"],
@@ -319,7 +315,7 @@ def test_the_command_line_asks_the_trainer_in_a_process_of_its_own(trained: Real
 def test_a_step_of_two_processes_is_replayed_by_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    filled = ("batch.trajectories=8", "algorithm.fill=true")  # the first rank fills the batch up for both
+    filled = ("batch.trajectories=8", "algorithm.fill=true")  # the first rank fills the batch for both
     all_options = (f"api_key={TRAINER}", "batch.max_tokens_per_microbatch=32", *filled, *options)
     words = [word for option in all_options for word in ("--set", option)]
     with real_proxy(tmp_path, write_real_model(tmp_path / "base")) as proxy:
@@ -339,7 +335,7 @@ def test_a_step_of_two_processes_is_replayed_by_two(
 
 
 def test_steps_of_several_mini_batches_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also the second one, which goes on from the state after the first, with the reference that is part of it."""
+    """The second step is replayed too; it continues from the state after the first, including the reference in it."""
     several = {
         "preset": "m2po",
         "kl_coefficient": 0.1,
@@ -361,7 +357,7 @@ def test_steps_of_several_mini_batches_are_replayed(tmp_path: Path, capsys: pyte
 
 
 def test_a_batch_that_was_filled_up_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its claims are joined as they were, and so are those of a batch that was kept before it."""
+    """Its claims are joined as they were, and so are those of a batch held before it."""
     parts = {"fill": True, "scale": "batch_std"}
     batch = {"trajectories": 8, "wait_seconds": 0.1}
     with real_proxy(tmp_path, write_real_model(tmp_path / "base")) as proxy:

@@ -34,7 +34,7 @@ from trainer.rotation import Turns
 
 
 class Enough(BaseException):
-    """The test has seen enough."""
+    """Raised when the test has seen enough."""
 
 
 class Together:
@@ -134,7 +134,7 @@ def in_turns(together: Together, base: Path, directory: Path, configured: Mappin
 def test_the_weights_are_those_of_runs_that_train_alone(
     together: Together, start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Runs of several configurations, with momentum, a schedule, a critic and a reference that must stay apart."""
+    """Runs of several configurations, with momentum, a schedule, a critic and a reference that must stay separate."""
     optimizer = {"learning_rate": 1e-2, "warmup_steps": 3, "weight_decay": 0.1}
     configured: dict[str, dict[str, Any]] = {
         "plain": {"optimizer": optimizer},
@@ -148,7 +148,8 @@ def test_the_weights_are_those_of_runs_that_train_alone(
 def test_adapters_over_one_base_are_those_of_runs_that_train_alone(
     together: Together, start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Of other shapes and seeds, held to the base that they share, beside a run that trains all weights."""
+    """Adapters of different shapes and seeds share one base as their reference, beside a run that trains all
+    weights."""
     optimizer = {"learning_rate": 1e-2, "warmup_steps": 3, "weight_decay": 0.1}
     configured: dict[str, dict[str, Any]] = {
         "one": {"optimizer": optimizer, "adapter": {"rank": 2}, "algorithm": {"kl_coefficient": 0.1}},
@@ -163,7 +164,7 @@ def test_adapters_over_one_base_are_those_of_runs_that_train_alone(
     assert one.adapters.model is two.adapters.model
 
 
-def test_a_run_without_trajectories_keeps_nobody_waiting_and_is_woken(
+def test_a_run_without_trajectories_delays_no_other_and_is_woken(
     together: Together, tiny_model: Path, tmp_path: Path
 ) -> None:
     """`late` waits at its proxy until the others have made five versions."""
@@ -227,11 +228,11 @@ def test_runs_that_cannot_go_on_end_alone(together: Together, tiny_model: Path, 
     assert all("well" in entry["others"] for entry in said.values())
 
 
-def test_a_proxy_that_is_down_keeps_other_runs_waiting_for_a_moment_only(
+def test_a_proxy_that_is_down_delays_other_runs_only_briefly(
     together: Together, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proxy is down while a step is committed, until the other run has made three more. The claim is trained
-    after all, once."""
+    """The proxy is down during a commit, until the other run has made three more steps. The claim is then trained,
+    once."""
     monkeypatch.setattr(turns, "PATIENCE", 0.0)
     offered = [random_groups()(version) for version in range(4)]
     away, well = TrainingProxy(base_model=str(tiny_model)), TrainingProxy(base_model=str(tiny_model))
@@ -286,7 +287,7 @@ def test_a_run_that_is_rolled_back_starts_again_from_its_head(
     assert together.failed == {}
 
 
-def test_each_run_says_where_its_time_went(together: Together, tiny_model: Path, tmp_path: Path) -> None:
+def test_each_run_reports_its_own_times(together: Together, tiny_model: Path, tmp_path: Path) -> None:
     proxies = [TrainingProxy(base_model=str(tiny_model), source=random_groups()) for _ in range(2)]
     for name, proxy in zip("ab", proxies, strict=True):
         together.add(name, proxy, tmp_path / name)
@@ -302,7 +303,7 @@ def test_each_run_says_where_its_time_went(together: Together, tiny_model: Path,
 
 
 def test_a_trace_is_of_one_run_alone(together: Together, tiny_model: Path, tmp_path: Path) -> None:
-    """Both runs ask for the first two steps; torch's profiler serves one at a time."""
+    """Both runs request traces of the first two steps; torch's profiler serves one at a time."""
     proxies = {name: TrainingProxy(base_model=str(tiny_model), source=random_groups()) for name in "ab"}
     for name, proxy in proxies.items():
         traced = {"first": 1, "steps": 2, "directory": str(tmp_path / "profiles" / name)}

@@ -70,7 +70,7 @@ def teacher(engine: str) -> Iterator[Teacher]:
 
 
 def drawn(model: PolicyModel, count: int, *, reward: float = 0.0) -> list[Trajectory]:
-    """Draw trajectories of two turns from the policy."""
+    """Sample trajectories of two turns from the policy."""
     generator = torch.Generator().manual_seed(1)
     made = []
     for _ in range(count):
@@ -87,7 +87,7 @@ def drawn(model: PolicyModel, count: int, *, reward: float = 0.0) -> list[Trajec
 
 
 def logprobs_of(model: PolicyModel, members: list[Trajectory]) -> list[float]:
-    """Token by token, of the trajectories of `drawn`."""
+    """Return the log-probability of each token of the trajectories from `drawn`."""
     found: list[float] = []
     inner: Any = model.inner
     for member in members:
@@ -100,7 +100,9 @@ def logprobs_of(model: PolicyModel, members: list[Trajectory]) -> list[float]:
     return found
 
 
-def test_it_tells_what_its_model_gives_to_each_learnt_token(base: Path, master: Path, teacher: Teacher) -> None:
+def test_it_returns_its_model_s_log_probability_of_each_trained_token(
+    base: Path, master: Path, teacher: Teacher
+) -> None:
     members = drawn(load_tiny(base), 3)
     teacher.check(base)
     scores = teacher.scores(members, linearise(members))
@@ -119,8 +121,8 @@ def step(base: Path, teacher: Teacher, members: list[Trajectory], **parts: Any) 
     return learner.update(packed, teacher.scores(members, sequences)), model
 
 
-def test_a_step_goes_towards_the_teacher_without_any_reward(base: Path, master: Path, teacher: Teacher) -> None:
-    """Its loss is the mean of logp − teacher, which estimates the divergence; over many draws that falls."""
+def test_a_step_moves_towards_the_teacher_without_any_reward(base: Path, master: Path, teacher: Teacher) -> None:
+    """The loss is the mean of logp − teacher, which estimates the divergence; over many samples it falls."""
     members = drawn(load_tiny(base), 24)
     outcome, after = step(base, teacher, members)
     before = load_tiny(base)
@@ -130,13 +132,13 @@ def test_a_step_goes_towards_the_teacher_without_any_reward(base: Path, master: 
 
 
 def divergence(model: PolicyModel, master: PolicyModel) -> float:
-    """KL(model ‖ master) of the whole distributions after a few prompts."""
+    """Return KL(model ‖ master) of the full distributions after a few prompts."""
     ids = torch.tensor([[1, 2, 3, token] for token in range(16)])
     inner, other = (each.inner(input_ids=ids, use_cache=False).logits.log_softmax(-1) for each in (model, master))
     return float((inner.exp() * (inner - other)).sum(-1).mean().detach())
 
 
-def test_the_coefficients_weigh_both_parts(base: Path, teacher: Teacher) -> None:
+def test_the_coefficients_weight_both_parts(base: Path, teacher: Teacher) -> None:
     members = drawn(load_tiny(base), 4)
     once, _ = step(base, teacher, members)
     twice, _ = step(base, teacher, members, distill_coefficient=2.0)
@@ -147,10 +149,10 @@ def test_the_coefficients_weigh_both_parts(base: Path, teacher: Teacher) -> None
 @pytest.mark.parametrize(
     ("parts", "share"), [({"distill_coefficient": 0.5, "mini_batches": 1}, 0.5), ({"preset": "distillation"}, 1.0)]
 )
-def test_the_loop_learns_from_it_where_rewards_say_nothing(
+def test_the_loop_learns_from_a_teacher_without_a_signal_in_rewards(
     base: Path, engine: str, start: Start, tmp_path: Path, parts: dict[str, Any], share: float
 ) -> None:
-    """Equal rewards, beside a teacher; any, where it is alone."""
+    """The loop learns from a teacher beside equal rewards, and with any rewards if the teacher is used alone."""
     members = drawn(load_tiny(base), 4, reward=1.0)
     proxy = TrainingProxy(base_model=str(base))
     proxy.offer([group_of(members)])
@@ -195,7 +197,7 @@ def test_a_teacher_that_is_down_is_waited_for_and_one_that_refuses_is_not(base: 
     made.close()
 
 
-def test_a_teacher_that_is_down_is_given_up_where_others_wait(base: Path) -> None:
+def test_a_teacher_that_is_down_ends_the_wait_if_other_ranks_wait(base: Path) -> None:
     down = Teacher(
         TeacherSettings(url="http://teacher"),
         transport=httpx.MockTransport(lambda _: httpx.Response(503, text="soon")),
@@ -217,7 +219,7 @@ def test_a_coefficient_and_a_teacher_go_together() -> None:
     check_teacher(TeacherSettings(url="http://teacher"), resolve(AlgorithmSettings(preset="distillation")))
 
 
-def test_only_what_is_learnt_is_taught() -> None:
+def test_the_teacher_scores_only_trained_tokens() -> None:
     scores = {(0, 0): [-1.0, -2.0], (0, 2): [-3.0], (1, 0): [-4.0, -5.0]}
     trajectory_N, turn_N = torch.tensor([1, 1, 0, 0, 0]), torch.tensor([0, 0, 0, 0, 2])
     assert taught_of(trajectory_N, turn_N, scores).tolist() == [-4.0, -5.0, -1.0, -2.0, -3.0]

@@ -35,7 +35,7 @@ def batch(proxy: RealProxy, version: int) -> list[str]:
     return [*proxy.group([1.0, 0.0, 0.5, 0.0], version=version), *proxy.group([0.0, 1.0, 1.0, 0.0], version=version)]
 
 
-def test_claims_are_disjoint_and_who_is_second_starts_again(proxy: RealProxy) -> None:
+def test_claims_are_disjoint_and_the_second_committer_starts_again(proxy: RealProxy) -> None:
     ours, theirs = batch(proxy, 0), batch(proxy, 0)
     with proxy.trainer("one") as first, proxy.trainer("two") as second:
         slow = second.claims.take(0)
@@ -51,7 +51,7 @@ def test_claims_are_disjoint_and_who_is_second_starts_again(proxy: RealProxy) ->
         assert trained == set(theirs)
 
         batch(proxy, 1)
-        second.loop.step()  # finds the head moved, gives everything back, and reloads
+        second.loop.step()  # finds that the head has moved, releases everything, and reloads
         assert second.loop.head.version == 1
         assert all((first.weights()[name] == weight).all() for name, weight in second.weights().items())
         assert "leased" not in states(proxy).values()
@@ -60,8 +60,8 @@ def test_claims_are_disjoint_and_who_is_second_starts_again(proxy: RealProxy) ->
         assert {entry["audit"]["session_id"] for entry in step_of(proxy, second)["trajectories"]} == set(ours)
 
 
-def test_of_two_commits_on_one_head_one_is_made(proxy: RealProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have computed their step when the first one commits."""
+def test_only_one_of_two_commits_on_one_head_succeeds(proxy: RealProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both trainers have computed their step when the first one commits."""
     batch(proxy, 0)
     batch(proxy, 0)
     with proxy.trainer("one") as first, proxy.trainer("two") as second:

@@ -46,7 +46,7 @@ def packed_of(
 
 
 def taught(algorithm: Algorithm, members: list[Trajectory], told: list[float]) -> Taught | None:
-    """Return a teacher's log-probabilities, `told[i]` above the behaviour's for trajectory i; None without a
+    """Return a teacher's log-probabilities, `told[i]` above the behaviour's for trajectory i, or None without a
     teacher."""
     if not algorithm.has_teacher:
         return None
@@ -84,11 +84,11 @@ def logprob(model: PolicyModel, member: Trajectory) -> float:
         if (preset, proximal) != ("m2po", "behaviour")
     ],
 )
-def test_what_was_done_is_moved_in_the_direction_of_its_reward(
+def test_an_outcome_moves_in_the_direction_of_its_reward(
     tiny_model: Path, preset: str, proximal: Proximal | None, sign: float, size: int
 ) -> None:
-    """One trajectory of a group is rewarded with `sign` and the others with nothing, or a teacher prefers it,
-    whatever its reward."""
+    """One trajectory of a group has the reward `sign` and the others 0, or a teacher prefers it, whatever its
+    reward."""
     model = load_tiny(tiny_model)
     generator = torch.Generator().manual_seed(size)
     members = []
@@ -106,7 +106,7 @@ def test_what_was_done_is_moved_in_the_direction_of_its_reward(
 
 
 def test_at_staleness_zero_the_ratio_is_one(tiny_model: Path) -> None:
-    """Log-probabilities are taken at the temperature that each turn was drawn at."""
+    """Log-probabilities are computed at the temperature at which each turn was sampled."""
     model = load_tiny(tiny_model)
     generator = torch.Generator().manual_seed(0)
     members = []
@@ -121,10 +121,10 @@ def test_at_staleness_zero_the_ratio_is_one(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize("proximal", list(Proximal))
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_constrained_tokens_weigh_what_the_policy_gave_to_all_that_was_allowed(
+def test_constrained_tokens_are_weighted_by_the_policys_probability_of_everything_allowed(
     tiny_model: Path, proximal: Proximal, sign: float
 ) -> None:
-    """So that the model is not credited with what the constraint did. The last token was the only one left."""
+    """The model must not be credited with the effect of the constraint. The last token was the only one allowed."""
     model, prompt, allowed = load_tiny(tiny_model), (1, 2, 3), [5, 9, 11]
     with torch.no_grad():
         every, _ = model(
@@ -148,7 +148,7 @@ def test_constrained_tokens_weigh_what_the_policy_gave_to_all_that_was_allowed(
     assert outcome.tokens.altered_N.tolist() == mine.tolist()
 
 
-def test_a_turn_without_a_choice_teaches_nothing(tiny_model: Path) -> None:
+def test_a_turn_without_a_choice_gives_no_gradient(tiny_model: Path) -> None:
     forced = turn([4, 5], logprobs=[0.0, 0.0], convention=LogprobConvention.CONSTRAINED)
     members = [trajectory(forced, reward=1.0), trajectory(forced, reward=0.0)]
     packed = packed_of(members, [0, 0])
@@ -159,7 +159,7 @@ def test_a_turn_without_a_choice_teaches_nothing(tiny_model: Path) -> None:
 @pytest.mark.parametrize("bound", [16, 64])
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_micro_batches_change_nothing(tiny_model: Path, preset: str, bound: int) -> None:
-    """Also not that trajectories without advantage are scored without a backward pass."""
+    """This includes trajectories without an advantage, which are scored without a backward pass."""
     generator = torch.Generator().manual_seed(0)
     members = [
         trajectory(turn(torch.randint(0, 64, (5,), generator=generator).tolist()), reward=float(index % 3 == 0))
@@ -187,8 +187,9 @@ def test_micro_batches_change_nothing(tiny_model: Path, preset: str, bound: int)
 
 
 @pytest.mark.parametrize("proximal", list(Proximal))
-def test_mini_batches_are_steps_against_the_policy_at_the_start(tiny_model: Path, proximal: Proximal) -> None:
-    """One optimiser step each, on every trajectory once; what is recorded is what was before the first."""
+def test_mini_batches_compare_with_the_policy_at_the_start(tiny_model: Path, proximal: Proximal) -> None:
+    """Each mini-batch is one optimiser step, and every trajectory is in one of them; the record has the values before
+    the first."""
     generator = torch.Generator().manual_seed(0)
     members = []
     model = load_tiny(tiny_model)
@@ -209,7 +210,7 @@ def test_mini_batches_are_steps_against_the_policy_at_the_start(tiny_model: Path
     assert outcome.tokens.clipped_N.any(), "the later steps' ratios leave the range"
 
 
-def test_a_mini_batch_that_would_teach_nothing_joins_another() -> None:
+def test_a_mini_batch_without_signal_joins_another() -> None:
     members = [trajectory(turn([4, 5]), reward=reward) for reward in (1.0, 1.0, 0.0, 1.0)]
     packed = packed_of(members, [0, 1, 0, 1], AlgorithmSettings(mini_batches=2))
     assert [[part.learns for part in mini.micro_batches] for mini in packed] == [[True, False]]
@@ -218,8 +219,8 @@ def test_a_mini_batch_that_would_teach_nothing_joins_another() -> None:
     assert [mini.denominator for mini in dropped] == [4]
 
 
-def test_tokens_far_from_who_acted_are_left_out_until_the_rest_is_near(tiny_model: Path) -> None:
-    """By the second moment over the whole batch, however it is divided."""
+def test_tokens_with_large_ratios_are_left_out_until_the_second_moment_is_within_its_bound(tiny_model: Path) -> None:
+    """The second moment is over the whole batch, however the batch is divided."""
     generator = torch.Generator().manual_seed(0)
     model = load_tiny(tiny_model)
     members = []
@@ -244,10 +245,10 @@ def test_tokens_far_from_who_acted_are_left_out_until_the_rest_is_near(tiny_mode
 
 
 @pytest.mark.parametrize("form", list(Divergence))
-def test_the_divergence_from_the_reference_holds_the_policy(
+def test_the_divergence_pulls_the_policy_towards_the_reference(
     tiny_model: Path, tmp_path: Path, form: Divergence
 ) -> None:
-    """With advantages of almost nothing, what the divergence costs is all that moves the policy."""
+    """With advantages near zero, the divergence alone moves the policy."""
     save_tiny_model(tmp_path, seed=1)
     model, base = load_tiny(tiny_model), load_tiny(tmp_path)
     generator = torch.Generator().manual_seed(0)
@@ -270,10 +271,10 @@ def test_the_divergence_from_the_reference_holds_the_policy(
 
 
 @pytest.mark.parametrize("correction", [Correction.NONE, Correction.TRUNCATE, Correction.MASK])
-def test_the_divergence_of_another_policys_tokens_is_weighed_by_the_correction(
+def test_the_divergence_on_stale_tokens_is_weighted_by_the_correction(
     tiny_model: Path, tmp_path: Path, correction: Correction
 ) -> None:
-    """k3 in the loss, in float64: the engine's log-probabilities are such that each bound acts on some token."""
+    """k3 in the loss, in float64: the engine's log-probabilities are chosen so that each bound acts on some token."""
     save_tiny_model(tmp_path, seed=1)
     output, ratios = (4, 5, 6, 7), (0.3, 0.9, 1.8, 7.0)
     model, base = load_tiny(tiny_model), load_tiny(tmp_path)

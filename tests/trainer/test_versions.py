@@ -8,7 +8,7 @@ from trainer.errors import WeightsUnusable
 from trainer.versions import means_of
 
 
-def test_running_means_are_those_of_the_state_whatever_wrote_it() -> None:
+def test_running_means_are_restored_from_states_of_all_versions() -> None:
     assert means_of(None, GRPO) == RunningMeans.fresh(0.99)
     older = means_of({"format": 2, "means": {"session": 0.25, "turn": None}}, GRPO)
     assert (older.baseline(None, SESSION), older.baseline("a", SESSION)) == (0.25, 0.25)

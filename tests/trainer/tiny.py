@@ -141,7 +141,7 @@ def settings(directory: Path, /, **changes: Any) -> TrainerSettings:
         "batch": {"trajectories": 8, "at_least": 1, "wait_seconds": 0.1},
         "optimizer": {"learning_rate": 1e-3},
         "weights": {"directory": str(directory)},
-        # The log-probabilities that tests record are invented: a gap to them says nothing.
+        # The log-probabilities that tests record are invented, so a gap to them means nothing.
         "mismatch": {"warn_above": 0, "pause_above": 0},
     }
     for key, value in changes.items():
@@ -150,7 +150,7 @@ def settings(directory: Path, /, **changes: Any) -> TrainerSettings:
 
 
 def learner_of(model: PolicyModel, algorithm: Algorithm, optimizer: OptimizerSettings, base: Path) -> Learner:
-    """Return a learner with the model in `base` as reference, and a critic that begins from it, if the algorithm has
+    """Return a learner with the model in `base` as reference and as the critic's start, if the algorithm uses
     them."""
     reference = load_tiny(base).requires_grad_(False).eval() if algorithm.has_reference else None
     critic = load_value(base, Precision.FLOAT32, activation_checkpointing=False) if algorithm.has_critic else None
@@ -159,7 +159,7 @@ def learner_of(model: PolicyModel, algorithm: Algorithm, optimizer: OptimizerSet
 
 @dataclass
 class InProcess:
-    """A trainer and the parts of it that tests inspect."""
+    """A trainer and those of its parts that tests inspect."""
 
     parts: RunTrainer
     pauses: list[float]
@@ -199,8 +199,8 @@ class InProcess:
 def build(
     proxy: TrainingProxy, configured: TrainerSettings, shared: Shared | None = None, ranks: Ranks = ALONE
 ) -> InProcess:
-    """Assemble the parts as `python -m trainer` does, over the fake proxy without a network, without announcing the
-    trainer."""
+    """Assemble the parts as `python -m trainer` does, with the fake proxy instead of a network, without announcing
+    the trainer."""
     pauses: list[float] = []
     pause: Callable[[float], None] = pauses.append
     client = ProxyClient("http://proxy", KEY, RUN, transport=proxy.transport(), pause=pause)

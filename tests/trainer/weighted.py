@@ -1,4 +1,4 @@
-"""A loss in which every token has a weight of its own, so that none can stand for another."""
+"""A loss in which every token has its own weight, so that no two tokens can be confused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.batching.packing import MicroBatch
 from trainer.models.huggingface import PolicyModel
 
 Place = tuple[int, int, int]
-"""Of a trained token: trajectory, turn, position in its output."""
+"""A trained token: trajectory, turn, position in its output."""
 
 
 def weight(trajectory: int, turn: int, position: int) -> float:
@@ -18,7 +18,8 @@ def weight(trajectory: int, turn: int, position: int) -> float:
 
 
 def learn(model: PolicyModel, micro_batches: Iterable[MicroBatch]) -> dict[Place, float]:
-    """Adds the gradient of the weighted sum of log-probabilities; these by place. On the model's device."""
+    """Add the gradient of the weighted sum of log-probabilities. Return the log-probabilities by place, on the
+    model's device."""
     device = next(model.parameters()).device
     values: dict[Place, float] = {}
     for on_cpu in micro_batches:

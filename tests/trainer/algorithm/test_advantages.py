@@ -42,7 +42,7 @@ def test_a_turn_is_discounted_by_its_distance_to_its_leaves(tree: list[int | Non
 
 @st.composite
 def token_trees(draw: st.DrawFn) -> list[TrajectoryTurn]:
-    """Turns that each keep any number of the tokens of a path before them; some have no output."""
+    """Token trees: each turn keeps any number of the tokens of an earlier path; some have no output."""
     turns: list[TrajectoryTurn] = []
     lengths: list[int] = []
     for number in range(draw(st.integers(1, 8))):
@@ -56,7 +56,7 @@ def token_trees(draw: st.DrawFn) -> list[TrajectoryTurn]:
 
 
 def outputs_kept(turns: list[TrajectoryTurn], number: int) -> list[int]:
-    """The turns of whose output the prompt of `number` has a token, in the order of its path: token by token."""
+    """Return the turns whose output is partly in the prompt of `number`, in the order of its path, token by token."""
 
     def path(index: int) -> list[tuple[int, bool]]:
         return [*prompt(index), *((index, True) for _ in turns[index].output_ids)]
@@ -70,15 +70,17 @@ def outputs_kept(turns: list[TrajectoryTurn], number: int) -> list[int]:
 
 
 @given(token_trees())
-def test_a_turn_goes_on_from_the_last_output_that_its_prompt_holds(turns: list[TrajectoryTurn]) -> None:
+def test_a_turn_continues_the_last_output_in_its_prompt(turns: list[TrajectoryTurn]) -> None:
     for number, before in enumerate(continued(turns)):
         kept = outputs_kept(turns, number)
         assert before == (kept[-1] if kept else None)
 
 
 @given(token_trees(), st.floats(0.1, 0.9))
-def test_only_turns_that_hold_its_output_discount_a_turn(turns: list[TrajectoryTurn], discount: float) -> None:
-    """What keeps no token of a turn's output could be left out, and the turn would weigh the same."""
+def test_only_later_turns_that_contain_its_output_discount_a_turn(
+    turns: list[TrajectoryTurn], discount: float
+) -> None:
+    """A turn whose output is not in a prompt could be left out, and the turn before would weigh the same."""
     weights = discounts(continued(turns), discount)
     for number in range(len(turns)):
         later = [index for index in range(len(turns)) if number in outputs_kept(turns, index)]
@@ -86,9 +88,7 @@ def test_only_turns_that_hold_its_output_discount_a_turn(turns: list[TrajectoryT
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=6), st.floats(0.1, 1.0))
-def test_on_a_chain_each_turn_is_discounted_by_those_that_follow(
-    sizes: list[tuple[int, int]], discount: float
-) -> None:
+def test_on_a_chain_each_turn_is_discounted_by_the_later_ones(sizes: list[tuple[int, int]], discount: float) -> None:
     turns: list[TrajectoryTurn] = []
     path = 0
     for number, (prompt, output) in enumerate(sizes):
@@ -99,16 +99,17 @@ def test_on_a_chain_each_turn_is_discounted_by_those_that_follow(
     assert weights == pytest.approx([discount ** (len(turns) - 1 - number) for number in range(len(turns))])
 
 
-def test_a_branch_before_its_parents_output_is_no_later_turn_of_it() -> None:
-    """A sub-agent that shares the root's prompt, and one that shares its answer: only the second comes after it."""
+def test_a_branch_before_its_parents_output_is_not_a_later_turn() -> None:
+    """One sub-agent shares the root's prompt, another its answer: only the second counts as a later turn."""
     root, beside, after = turn([4, 5]), turn([6], parent=0, prefix=2), turn([7], parent=0, prefix=5)
     assert continued([root, beside, after]) == [None, None, 0]
     assert discounts(continued([root, beside]), 0.5) == [1.0, 1.0]
     assert discounts(continued([root, beside, after]), 0.5) == [0.5, 1.0, 1.0]
 
 
-def test_a_retemplated_past_goes_on_from_what_is_left_of_it() -> None:
-    """The template strips the thoughts that begin the second answer: the third call keeps the first one alone."""
+def test_a_retemplated_history_continues_its_remaining_outputs() -> None:
+    """The template strips the thoughts at the beginning of the second answer, so the third call keeps only the
+    first."""
     first = turn([4, 5])
     second = turn([6, 7], prompt=[1], parent=0, prefix=5)
     stripped = turn([8], prompt=[1, 1], parent=1, prefix=6)
@@ -118,8 +119,8 @@ def test_a_retemplated_past_goes_on_from_what_is_left_of_it() -> None:
     assert discounts(continued([first, second, stripped]), 0.5) == [0.5, 1.0, 1.0]
 
 
-def test_parallel_sub_agents_are_discounted_by_their_own_turns_alone() -> None:
-    """However late the calls of one came in between those of the other."""
+def test_parallel_sub_agents_are_discounted_only_by_their_own_turns() -> None:
+    """The order in which parallel calls arrive does not matter."""
     root = turn([4])
     sub_agents = [
         turn([5], prompt=[2], parent=0, prefix=3),
@@ -138,13 +139,13 @@ def test_parallel_branches_do_not_leak_into_each_other() -> None:
 
 
 def chain(*rewards: float | None, session: float | None = None, task: str | None = None) -> Trajectory:
-    """One turn after the other, each with its reward."""
+    """Return consecutive turns, each with its reward."""
     turns = [turn([4], prompt=[1], parent=None if at == 0 else at - 1, prefix=2 * at) for at in range(len(rewards))]
     turns = [msgspec.structs.replace(each, reward=reward) for each, reward in zip(turns, rewards, strict=True)]
     return msgspec.structs.replace(trajectory(*turns, reward=session), task=task)
 
 
-def test_turn_rewards_are_compared_at_their_position_of_the_group() -> None:
+def test_turn_rewards_are_compared_by_position_within_the_group() -> None:
     """In a group of its own, 100 and 0 at the first turn weigh as much as 1 and 0 in another group."""
     batch = [chain(100.0), chain(0.0), chain(1.0), chain(0.0)]
     found = assign(batch, [0, 0, 1, 1], GRPO, MEANS)
@@ -152,8 +153,9 @@ def test_turn_rewards_are_compared_at_their_position_of_the_group() -> None:
     assert found.fallbacks == Fallbacks(rewarded=4)
 
 
-def test_turn_rewards_beside_a_session_reward_are_in_its_unit() -> None:
-    """A sum of rewards: 100 beside 1 counts a hundred times as much, and their sum has about the scale of either."""
+def test_turn_rewards_have_the_unit_of_session_rewards() -> None:
+    """Rewards are summed: 100 beside 1 counts a hundred times as much, and their sum has about the scale of the
+    larger."""
     ((first,), (second,)) = assign([chain(100.0, session=1.0), chain(0.0, session=0.0)], [0, 0], GRPO, MEANS).turns
     assert first == -second == pytest.approx(50.5 / math.sqrt(50**2 + 0.5**2))
 
@@ -178,7 +180,7 @@ def test_turn_rewards_are_returns_to_go() -> None:
     assert assign([chain(1.0, None, 4.0, None)], [0], algorithm, MEANS).turns == ((2.0, 2.0, 4.0, 0.0),)
 
 
-def test_turn_rewards_meet_running_estimates_of_their_position_where_there_is_no_group() -> None:
+def test_turn_rewards_without_a_group_use_running_estimates_of_their_position() -> None:
     algorithm = resolve(AlgorithmSettings(turn_discount=0.5))
     first = assign([chain(1.0, 4.0)], [0], algorithm, MEANS)
     assert first.turns[0] == pytest.approx((3 / math.sqrt(12.5), 4 / math.sqrt(12.5)))
@@ -196,8 +198,9 @@ def test_groups_are_compared_within_themselves() -> None:
     assert advantages.fallbacks == Fallbacks(rewarded=4)
 
 
-def test_a_single_beside_groups_has_their_scale() -> None:
-    """Rewards of 0 to 100: the single meets the run's mean and its spread, as the members meet their group's."""
+def test_a_single_session_has_the_scale_of_groups() -> None:
+    """Rewards of 0 to 100: a single session is compared with the run's mean and spread, members with those of their
+    group."""
     seen = [trajectory(turn([4]), reward=reward) for reward in (20.0, 100.0, 100.0, 20.0)]
     means = assign(seen, [0, 1, 2, 3], GRPO, MEANS).means
     assert means.baseline(None, SESSION) == 60.0
@@ -220,7 +223,7 @@ def test_the_first_reward_of_a_run_pushes_in_the_direction_of_its_sign() -> None
     "preset", [name for name, each in PRESETS.items() if each.learns_from_rewards and name != "ppo"]
 )
 @pytest.mark.parametrize("value", [0.1, -7.3, 100.0, 1e-9, 1 / 3])
-def test_equal_rewards_teach_exactly_nothing(preset: str, value: float) -> None:
+def test_equal_rewards_have_an_advantage_of_exactly_zero(preset: str, value: float) -> None:
     algorithm = resolve(AlgorithmSettings(preset=preset))
     batch = [chain(value, value, session=value) for _ in range(3)]
     for groups in ([0, 0, 0], [0, 1, 2]):
@@ -229,7 +232,7 @@ def test_equal_rewards_teach_exactly_nothing(preset: str, value: float) -> None:
         assert found.all_zero
 
 
-def test_rewards_that_only_rounding_separates_are_equal() -> None:
+def test_rewards_separated_by_rounding_are_equal() -> None:
     batch = [trajectory(turn([4]), reward=reward) for reward in (0.1 + 0.2, 0.3, 0.3)]
     assert batch[0].reward != batch[1].reward
     assert assign(batch, [0, 0, 0], GRPO, MEANS).all_zero
@@ -242,7 +245,7 @@ def test_an_absent_reward_is_not_zero() -> None:
     assert advantages.means.baseline(None, SESSION) == 1.0
 
 
-def test_a_session_meets_the_estimates_of_its_task() -> None:
+def test_a_session_is_compared_with_the_estimates_of_its_task() -> None:
     seen = [chain(None, session=reward, task=task) for task, reward in [("easy", 90.0), ("hard", 10.0)] * 40]
     means = assign(seen, list(range(80)), GRPO, MEANS).means
     good, poor = chain(None, session=30.0, task="hard"), chain(None, session=70.0, task="easy")

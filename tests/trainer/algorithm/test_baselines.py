@@ -1,4 +1,4 @@
-"""Advantages of batches against their definition, cohort by cohort, in plain float64 arithmetic."""
+"""Compare advantages of batches with their definition, cohort by cohort, in plain float64 arithmetic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ values = st.floats(-10, 10).map(lambda value: round(value, 2))
 
 @st.composite
 def rewards(draw: st.DrawFn) -> list[Rewarded]:
-    """Groups of any size; sessions and turns with rewards and without."""
+    """Groups of any size; sessions and turns with and without rewards."""
     found = []
     trajectory = 0
     for group, size in enumerate(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))):
@@ -45,7 +45,8 @@ def rewards(draw: st.DrawFn) -> list[Rewarded]:
 
 
 def spread(cohorts: dict[int, list[float]]) -> float:
-    """Population variances by place, with one reward or more per trajectory: the session's, and the turns' pooled."""
+    """Return population variances by position, for trajectories with at least one reward: the session's, and the
+    turns' pooled."""
     compared = {place: each for place, each in cohorts.items() if len(each) > 1}
     variance = statistics.pvariance(compared[SESSION]) if SESSION in compared else 0.0
     turns = [each for place, each in compared.items() if place != SESSION]
@@ -105,7 +106,8 @@ def test_baselines_without_cohorts_against_the_definition(
 
 @given(rewards(), st.sampled_from([*COHORTS, *OTHERS]))
 def test_no_advantage_is_out_of_scale(batch: list[Rewarded], parts: tuple[Baseline, Scale]) -> None:
-    """Of n rewards none is further from their mean than √n standard deviations; one alone, than √11 of this run."""
+    """Of n rewards none is further from their mean than √n standard deviations; a single one, than √11 of this
+    run's."""
     baseline, scale = parts
     if scale in (Scale.NONE, Scale.RUNNING_STD) or baseline is Baseline.CRITIC:
         return
@@ -143,7 +145,7 @@ def test_an_empty_batch_is_no_error(baseline: Baseline, scale: Scale) -> None:
 
 
 def test_branches_of_one_session_do_not_compete() -> None:
-    """Two turns at one position of one trajectory are no cohort; the other member's makes them one."""
+    """Two turns at one position of one trajectory are not a cohort; another member's turn makes them one."""
     mine = [Rewarded(trajectory=0, group=0, task=None, place=1, value=value) for value in (1.0, 3.0)]
     other = Rewarded(trajectory=1, group=0, task=None, place=1, value=5.0)
     assert compare(mine, Baseline.GROUP_MEAN, Scale.NONE, MEANS).alone == (True, True)

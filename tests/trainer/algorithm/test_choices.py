@@ -23,7 +23,7 @@ MEANS = RunningMeans.fresh(0.9)
 
 
 def three_choices(*rewards: float | None, session: float | None = 1.0, taken: int = 1) -> Trajectory:
-    """A first turn, three choices after it, and one that goes on from choice `taken`."""
+    """Return a first turn, three choices after it, and a turn that continues choice `taken`."""
     first = turn([4, 5])
     choices = [
         turn([6 + number, 5], parent=0, prefix=5, prompt=[9], reward=reward, superseded=number != taken)
@@ -39,7 +39,7 @@ def test_choices_of_a_call_are_siblings_and_so_are_the_answers_to_a_repeated_cal
     assert siblings([*member.turns, repeated]) == [0, 1, 1, 1, 4, 1]
 
 
-def test_the_sessions_reward_is_not_given_to_choices_that_were_left_behind() -> None:
+def test_superseded_choices_do_not_get_the_sessions_reward() -> None:
     member = three_choices(None, None, None)
     found = assign([member, trajectory(turn([4]), reward=0.0)], [0, 0], GRPO, MEANS)
     assert found.turns[0] == pytest.approx((1.0, 0.0, 1.0, 0.0, 1.0), abs=1e-3)
@@ -61,7 +61,7 @@ def test_choices_with_rewards_are_compared_with_each_other(rewards: tuple[float 
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=6), st.floats(-1e3, 1e3))
-def test_a_better_choice_than_its_siblings_mean_has_a_positive_advantage(rewards: list[float], shift: float) -> None:
+def test_a_choice_above_its_siblings_mean_has_a_positive_advantage(rewards: list[float], shift: float) -> None:
     turns = [turn([4]) for _ in rewards]
     found = against_siblings(turns, {place: reward + shift for place, reward in enumerate(rewards)})
     mean = sum(rewards) / len(rewards)
@@ -71,15 +71,16 @@ def test_a_better_choice_than_its_siblings_mean_has_a_positive_advantage(rewards
     assert set(against_siblings(turns, dict.fromkeys(range(len(turns)), shift)).values()) == {0.0}
 
 
-def test_choices_that_were_left_behind_weigh_on_nothing_before_them() -> None:
-    """Without them the first turn is as far from the end of its path."""
+def test_superseded_choices_do_not_affect_earlier_turns() -> None:
+    """Without the superseded choices, the first turn has the same distance from the end of its path."""
     turns = three_choices(None, None, None).turns
     assert continued(turns) == [None, None, 0, None, 2]
     assert discounts(continued(turns), 0.5)[0] == 0.25
 
 
-def test_a_critic_has_no_part_in_choices_that_were_left_behind() -> None:
-    """Their advantage is the difference to their siblings; turns before them see what the agent went on with."""
+def test_a_critic_is_not_used_for_superseded_choices() -> None:
+    """The advantage of superseded choices is the difference to their siblings; earlier turns use the continued
+    choice's value."""
     member = three_choices(1.0, 4.0, 1.0, session=10.0)
     rewards = as_they_came(member, 10.0, RewardSettings())
     assert rewards == (0.0, -1.0, 4.0, -1.0, 10.0)

@@ -1,4 +1,4 @@
-"""Every correction against its formula in float64, written out answer by answer with plain ratios."""
+"""Compare every correction with its formula in float64, written out answer by answer with plain ratios."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def token_truncate(answer: Sequence[float], low: float, high: float) -> list[flo
 
 
 def token_mask(answer: Sequence[float], low: float, high: float) -> list[float]:
-    """IcePop's M(k; α, β) = k where α ≤ k ≤ β, else 0."""
+    """IcePop's M(k; α, β) = k if α ≤ k ≤ β, else 0."""
     return [ratio if low <= ratio <= high else 0.0 for ratio in answer]
 
 
@@ -85,7 +85,7 @@ def near_an_edge(answer: Sequence[float], *edges: float) -> bool:
 
 @pytest.mark.parametrize("correction", list(REFERENCES))
 @given(given_=answers, low=lows, high=highs)
-def test_weights_are_those_of_the_formula(
+def test_weights_equal_the_formula(
     correction: Correction, given_: list[list[float]], low: float, high: float
 ) -> None:
     if any(near_an_edge(answer, low, high) for answer in given_):
@@ -96,17 +96,17 @@ def test_weights_are_those_of_the_formula(
 
 
 @given(given_=answers)
-def test_none_weighs_nothing(given_: list[list[float]]) -> None:
+def test_correction_none_gives_every_token_weight_one(given_: list[list[float]]) -> None:
     assert weights(objective(Correction.NONE), given_) == [1.0] * sum(map(len, given_))
 
 
 @pytest.mark.parametrize("correction", [Correction.TRUNCATE, Correction.SEQUENCE_TRUNCATE])
-def test_a_truncation_without_bounds_of_its_own_is_bounded_by_the_cap(correction: Correction) -> None:
+def test_a_truncation_without_bounds_is_bounded_by_the_cap(correction: Correction) -> None:
     assert weights(objective(correction), [[0.01], [7.0]]) == pytest.approx([0.01, CAP])
 
 
 @pytest.mark.parametrize("correction", list(BOUNDS))
-def test_a_mask_without_bounds_of_its_own_has_those_of_its_paper(correction: Correction) -> None:
+def test_a_mask_without_bounds_has_those_of_its_paper(correction: Correction) -> None:
     low, high = BOUNDS[correction]
     inside, outside = [(1 + high) / 2], [high * 1.01]
     assert [weight > 0 for weight in weights(objective(correction), [inside, outside])] == [True, False]
@@ -116,7 +116,7 @@ def test_a_mask_without_bounds_of_its_own_has_those_of_its_paper(correction: Cor
 
 @pytest.mark.parametrize("correction", list(Correction))
 @given(given_=answers, veto=st.floats(0.06, 0.9))
-def test_a_veto_leaves_out_answers_with_a_catastrophic_token_and_no_others(
+def test_a_veto_leaves_out_only_answers_with_a_catastrophic_token(
     correction: Correction, given_: list[list[float]], veto: float
 ) -> None:
     if any(near_an_edge(answer, veto) for answer in given_):
@@ -128,10 +128,10 @@ def test_a_veto_leaves_out_answers_with_a_catastrophic_token_and_no_others(
 
 @pytest.mark.parametrize("correction", list(Correction))
 @given(given_=answers, ratio=ratios, veto=st.none() | st.just(0.5))
-def test_an_altered_token_has_its_truncated_ratio_and_judges_no_other(
+def test_an_altered_token_has_its_truncated_ratio_and_affects_no_other(
     correction: Correction, given_: list[list[float]], ratio: float, veto: float | None
 ) -> None:
-    """Its answer is judged as if the token were not there."""
+    """The answer is judged as if the token were not there."""
     chosen = objective(correction, veto=veto)
     own = [2.0, 0.9]
     alone = weights(chosen, [own, *given_])
@@ -144,14 +144,14 @@ def test_an_altered_token_has_its_truncated_ratio_and_judges_no_other(
 
 @pytest.mark.parametrize("correction", list(Correction))
 def test_ratios_beyond_what_floats_hold_give_finite_weights(correction: Correction) -> None:
-    """Long answers multiply to more than float32 holds, and to less."""
+    """Long answers multiply to values above and below the range of float32."""
     logratio_N = torch.tensor([90.0, 90.0, -200.0, 0.0])
     answer_N = torch.tensor([0, 0, 1, 1])
     found_N = importance_weight(objective(correction), logratio_N, answer_N, torch.zeros(4, dtype=torch.bool))
     assert found_N.isfinite().all()
 
 
-def test_no_gradient_goes_through_a_weight() -> None:
+def test_weights_have_no_gradient() -> None:
     logratio_N = torch.tensor([0.1], requires_grad=True)
     found_N = importance_weight(objective(Correction.TRUNCATE), logratio_N, torch.tensor([0]), torch.tensor([False]))
     assert not found_N.requires_grad

@@ -38,7 +38,7 @@ class Given:
 
 @st.composite
 def sessions(draw: st.DrawFn) -> Given:
-    """Turns that keep any part of a path before them, so that some branch within an answer or before it."""
+    """Sessions whose turns keep any part of an earlier path, so that some branch within an answer or before it."""
     turns: list[TrajectoryTurn] = []
     lengths: list[int] = []
     for number in range(draw(st.integers(1, 6))):
@@ -60,7 +60,7 @@ def sessions(draw: st.DrawFn) -> Given:
 
 
 def answers_before(member: Trajectory, number: int) -> list[int]:
-    """The turns of whose answers the prompt of `number` holds a token, token by token, in order."""
+    """Return the turns whose answer is partly in the prompt of `number`, token by token, in order."""
 
     def path(index: int) -> list[int | None]:
         return [*prompt(index), *(index for _ in member.turns[index].output_ids)]
@@ -74,7 +74,8 @@ def answers_before(member: Trajectory, number: int) -> list[int]:
 
 
 def paths_from(member: Trajectory, number: int) -> list[list[int]]:
-    """From a turn to each leaf after it: the turns that hold its answer and whose own answer nobody holds."""
+    """Return the paths from a turn to each leaf after it: turns that contain its answer and whose own answer no turn
+    contains."""
     before = [answers_before(member, index) for index in range(len(member.turns))]
     held = {owner for owners in before for owner in owners[-1:]}
     leaves = [index for index in range(len(member.turns)) if index not in held]
@@ -83,7 +84,7 @@ def paths_from(member: Trajectory, number: int) -> list[list[int]]:
 
 
 def lambda_return(case: Given, path: list[int], start: int) -> float:
-    """The λ-return of the token `start` of the path's first turn."""
+    """Return the λ-return of the token `start` of the path's first turn."""
     member, each = case.member, case.discounts
     rewards: list[float] = []
     values: list[float] = []
@@ -130,8 +131,9 @@ def test_an_advantage_is_the_mean_lambda_return_of_the_paths_less_the_value(case
 
 
 @given(sessions(), st.data())
-def test_a_turns_reward_is_of_that_turn_and_those_before_it(case: Given, data: st.DataObject) -> None:
-    """More reward for one turn: all that its prompt holds and itself gain, each less the further before; no other."""
+def test_a_turns_reward_is_credited_to_that_turn_and_earlier_ones(case: Given, data: st.DataObject) -> None:
+    """More reward for one turn increases its own credit and that of all turns in its prompt, less with distance, and
+    no other."""
     number = data.draw(st.integers(0, len(case.member.turns) - 1))
     turns = list(case.member.turns)
     more = turn(
@@ -151,7 +153,7 @@ def test_a_turns_reward_is_of_that_turn_and_those_before_it(case: Given, data: s
         if index == number:
             assert gained == pytest.approx([1.0] * len(gained), abs=1e-9)
         elif index in line:
-            # As a share of the paths from that turn on: those through `number` of all.
+            # The share of the paths from that turn on that go through `number`.
             paths = paths_from(case.member, index)
             share = sum(number in path for path in paths) / len(paths)
             steps = len(line) - line.index(index)
@@ -165,8 +167,8 @@ def test_a_turns_reward_is_of_that_turn_and_those_before_it(case: Given, data: s
     "dropped",
     [turn([], parent=0, prefix=5, state=TurnState.FAILED), turn([9], parent=0, prefix=5, state=TurnState.TRUNCATED)],
 )
-def test_calls_that_gave_the_agent_nothing_weigh_on_no_turn_before_them(dropped: object) -> None:
-    """A failed call, or one that the client left, is no end of a path: the turn before is as far from its end."""
+def test_failed_and_abandoned_calls_do_not_affect_earlier_turns(dropped: object) -> None:
+    """A failed or abandoned call does not end a path: the turn before it has the same distance from its end."""
     first = turn([4, 5])
     second, third = turn([6], parent=0, prefix=5, prompt=[9]), turn([7], parent=2, prefix=7, prompt=[9])
     turns = [first, dropped, second, third]

@@ -1,4 +1,4 @@
-"""The estimates against sums over the whole vocabulary."""
+"""Compare the estimators with sums over the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logits = st.lists(st.floats(-3, 3), min_size=4, max_size=4)
 
 
 def over_all_draws(policy: list[float], reference: list[float], form: Divergence) -> tuple[float, list[float]]:
-    """The mean over what the policy draws of the estimate, and of its gradient by the policy's logits."""
+    """Return the mean over the policy's samples of the estimate, and of its gradient by the policy's logits."""
     logits_V = torch.tensor(policy, dtype=torch.float64, requires_grad=True)
     logprobs_V = torch.log_softmax(logits_V, -1)
     estimates_V = divergence(form, logprobs_V, torch.log_softmax(torch.tensor(reference, dtype=torch.float64), -1))

@@ -1,4 +1,5 @@
-"""The entropy bonus and the choice of high-entropy tokens, against references in float64 written from the papers."""
+"""Compare the entropy bonus and the selection of high-entropy tokens with references in float64 written from the
+papers."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_the_bonus_is_the_entropys_own_gradient() -> None:
     entropies=st.lists(st.floats(0, 12, allow_nan=False, width=32), min_size=1, max_size=60),
     share=st.sampled_from([0.01, 0.1, 0.2, 0.5, 0.8, 1.0]),
 )
-def test_the_threshold_leaves_the_share_of_tokens_and_those_that_equal_the_last_of_them(
+def test_the_threshold_selects_the_share_of_tokens_and_ties_with_the_last(
     entropies: list[float], share: float
 ) -> None:
     threshold = high_entropy_threshold(torch.tensor(entropies), share)
@@ -58,13 +59,13 @@ def test_the_threshold_leaves_the_share_of_tokens_and_those_that_equal_the_last_
     assert sum(entropy > threshold + 2 * ROUNDING for entropy in entropies) < top
 
 
-def test_tokens_behind_the_same_text_are_all_taken_or_none() -> None:
-    """Their entropies differ by rounding alone."""
+def test_tokens_after_the_same_text_are_all_selected_or_none() -> None:
+    """Their entropies differ only by rounding."""
     threshold = high_entropy_threshold(torch.tensor([3.0, 2.0, 2.000001, 1.999999, 1.0]), 0.4)
     assert 1.0 < threshold < 1.999999
 
 
-def test_the_threshold_counts_as_the_share_is_written() -> None:
+def test_the_threshold_uses_the_decimal_value_of_the_share() -> None:
     assert high_entropy_threshold(torch.arange(15.0), 0.2) == 12.0 - ROUNDING, (
         "3 of 15, though 0.2 · 15 > 3 in floating point"
     )
@@ -72,7 +73,8 @@ def test_the_threshold_counts_as_the_share_is_written() -> None:
 
 
 def learnt(base: Path, algorithm: AlgorithmSettings, settings: BatchSettings | None = None) -> tuple[Outcome, Tensor]:
-    """One step on twelve answers of uneven length: its outcome, and the gradient of all weights as a vector."""
+    """Make one step on twelve answers of different lengths. Return its outcome and the gradient of all weights as a
+    vector."""
     generator = torch.Generator().manual_seed(0)
     members = [
         trajectory(
@@ -103,10 +105,10 @@ def learnt(base: Path, algorithm: AlgorithmSettings, settings: BatchSettings | N
     "parts",
     [{"entropy_coefficient": 0.05}, {"top_entropy_share": 0.2}, {"preset": "dapo", "entropy_coefficient": 0.1}],
 )
-def test_micro_batches_change_nothing_and_the_part_changes_the_gradient(
+def test_the_entropy_parts_change_the_gradient_and_micro_batches_do_not(
     tiny_model: Path, parts: dict[str, object]
 ) -> None:
-    """The threshold is that of the whole batch, and answers without an advantage have a gradient of the bonus too."""
+    """The threshold is that of the whole batch, and the bonus also gives answers without an advantage a gradient."""
     algorithm = AlgorithmSettings.model_validate(parts)
     whole, gradient = learnt(tiny_model, algorithm)
     divided, in_parts = learnt(tiny_model, algorithm, SMALL_ROWS)
@@ -117,7 +119,7 @@ def test_micro_batches_change_nothing_and_the_part_changes_the_gradient(
 
 
 def test_the_bonus_is_the_gradient_of_the_mean_entropy(tiny_model: Path) -> None:
-    """The difference that the part makes is −c times the gradient of the mean over all trained tokens."""
+    """The bonus adds −c times the gradient of the mean over all trained tokens."""
     base = AlgorithmSettings(mini_batches=1)
     bonus = AlgorithmSettings(mini_batches=1, entropy_coefficient=0.05)
     (before, without), (after, gradient) = learnt(tiny_model, base), learnt(tiny_model, bonus)
@@ -128,7 +130,7 @@ def test_the_bonus_is_the_gradient_of_the_mean_entropy(tiny_model: Path) -> None
     torch.testing.assert_close(twice - without, 2 * (gradient - without), atol=2e-6, rtol=1e-4)
 
 
-def test_only_tokens_of_high_entropy_are_in_the_policys_loss(tiny_model: Path) -> None:
+def test_only_tokens_of_high_entropy_are_in_the_policy_loss(tiny_model: Path) -> None:
     """Σ over the top 20 % of −A, over the count of all tokens: at ratio 1, in float64, from the recorded figures."""
     outcome, _ = learnt(tiny_model, AlgorithmSettings(top_entropy_share=0.2, mini_batches=1))
     tokens = outcome.tokens
@@ -141,8 +143,8 @@ def test_only_tokens_of_high_entropy_are_in_the_policys_loss(tiny_model: Path) -
     assert outcome.loss == pytest.approx(float(sum(terms)) / len(entropies), abs=1e-6)
 
 
-def test_a_policy_with_the_bonus_alone_becomes_more_even(tiny_model: Path) -> None:
-    """Along the gradient of the bonus the mean entropy rises."""
+def test_a_policy_trained_by_the_bonus_alone_gains_entropy(tiny_model: Path) -> None:
+    """Along the gradient of the bonus, the mean entropy rises."""
     algorithm = AlgorithmSettings(entropy_coefficient=100.0)
     model = load_tiny(tiny_model, entropy_gradient=True)
     members = [trajectory(turn([4, 5, 6]), reward=reward) for reward in (1.0, 0.0)]

@@ -1,4 +1,4 @@
-"""Against direct double sums over every path, in float64."""
+"""Compare advantages with direct double sums over every path, in float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ shares = st.floats(0, 1)
 
 @st.composite
 def trees(draw: st.DrawFn, *, least: int = 0) -> tuple[RewardTree, list[list[float]], list[list[float]]]:
-    """(tree, values, costs); turns have `least` tokens or more."""
+    """Draw (tree, values, costs); turns have at least `least` tokens."""
     size = draw(st.integers(1, 6))
     parents = tuple(None if index == 0 else draw(st.none() | st.integers(0, index - 1)) for index in range(size))
     rewards = tuple(draw(numbers) for _ in range(size))
@@ -35,7 +35,7 @@ discounts = st.builds(Discounts, discount=st.floats(0.5, 1), gae_lambda=shares, 
 
 
 def paths_from(tree: RewardTree, turn: int) -> list[list[int]]:
-    """The turns from this one to each leaf below it."""
+    """Return the turns from this one to each leaf below it."""
     children = [index for index, parent in enumerate(tree.parents) if parent == turn]
     return [[turn, *path] for child in children for path in paths_from(tree, child)] or [[turn]]
 
@@ -48,8 +48,8 @@ def on_one_path(
     start: int,
     given: Discounts,
 ) -> float:
-    """Σ_k (γλ)^k δ_k of the tokens after `start` of the first turn, each δ from the paper; what turns are discounted
-    by is a factor of all that comes after them."""
+    """Return Σ_k (γλ)^k δ_k over the tokens after `start` of the first turn, each δ from the paper; the discounts of
+    turns multiply everything after them."""
     tokens = [
         (depth, turn, values[turn][place], costs[turn][place])
         for depth, turn in enumerate(path)
@@ -127,12 +127,16 @@ def test_with_lambda_zero_it_is_the_error_of_one_step(
 def test_rewards_go_where_they_go_without_a_critic(
     case: tuple[RewardTree, list[list[float]], list[list[float]]], turn_discount: float, reward: float
 ) -> None:
-    """A critic that knows nothing, γ = λ = 1: the credit of the other baselines."""
+    """With an untrained critic and γ = λ = 1, the credit is that of the other baselines."""
     tree, values, _ = case
     turns = [
         turn(
             [7] * len(own),
-            prompt=(1, 2, 10 + number),  # No two are alike: answers to one prompt would be compared with each other.
+            prompt=(
+                1,
+                2,
+                10 + number,
+            ),  # answers to one prompt would be compared with each other
             parent=parent,
             prefix=0 if parent is None else 3 + len(values[parent]),
             reward=each,
@@ -155,7 +159,7 @@ def test_rewards_come_at_the_end_of_their_turns() -> None:
     first = turn([4, 5], reward=0.5)
     branch = turn([6], parent=0, prefix=5)
     last = turn([7], parent=0, prefix=5, reward=-1.0)
-    aside = turn([8], parent=0, prefix=3)  # keeps no token of an answer
+    aside = turn([8], parent=0, prefix=3)  # contains no token of an answer
     member = trajectory(first, branch, last, aside, reward=2.0)
     settings = AlgorithmSettings(preset="ppo", reward=RewardSettings(high=1.0, scale=3.0))
     found = assign([member, trajectory(turn([9]), reward=None)], [0, 0], resolve(settings), RunningMeans.fresh(0.9))

@@ -25,7 +25,7 @@ def test_negative_log_likelihood(rows: list[tuple[float, float, float, float]]) 
 
 @given(rows=tokens)
 def test_distillation(rows: list[tuple[float, float, float, float]]) -> None:
-    """Each row is (logp, weight's logarithm, teacher, share)."""
+    """Rows are (logp, logarithm of the weight, teacher, share)."""
     columns = torch.tensor(rows, dtype=torch.float64).T
     logprobs_N = columns[0].clone().requires_grad_()
     loss = distillation(logprobs_N, columns[2], columns[3], columns[1].exp())
@@ -42,7 +42,7 @@ def test_distillation(rows: list[tuple[float, float, float, float]]) -> None:
 def test_distillation_has_the_gradient_of_the_divergence_from_the_teacher(
     logits: list[float], data: st.DataObject
 ) -> None:
-    """Averaged over draws from the policy, in value and in gradient."""
+    """Value and gradient are averaged over samples of the policy."""
     other = data.draw(st.lists(st.floats(-3, 3), min_size=len(logits), max_size=len(logits)))
     logits_V = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     teacher_V = torch.tensor(other, dtype=torch.float64).log_softmax(-1)

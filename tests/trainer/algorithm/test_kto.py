@@ -1,4 +1,4 @@
-"""KTO against its formula in the paper, in plain Python floats (which are float64)."""
+"""Compare KTO with its formula in the paper, in plain Python floats (float64)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sigmoid(value: float) -> float:
 def in_the_paper(
     rows: list[Any], pairs: list[Any], beta: float, good: float, bad: float
 ) -> tuple[float, list[float]]:
-    """E[λ_y − v(x, y)], and its derivative by each log π(y|x) with z₀ held fixed (Ethayarajh et al. 2024)."""
+    """Return E[λ_y − v(x, y)] and its derivative by each log π(y|x) with z₀ constant (Ethayarajh et al. 2024)."""
     z0 = max(0.0, sum(policy - reference for policy, reference in pairs) / len(pairs)) if pairs else 0.0
     total, slopes = 0.0, []
     for policy, reference, desirable in rows:
@@ -63,7 +63,8 @@ def test_kto_is_the_papers(rows: list[Any], pairs: list[Any], beta: float, good:
 
 @given(rows=ROWS, pairs=PAIRS)
 def test_the_better_answer_becomes_likelier(rows: list[Any], pairs: list[Any]) -> None:
-    """A step down the gradient raises what is desirable and lowers what is not, wherever the point is."""
+    """A step down the gradient raises desirable answers and lowers undesirable ones, wherever the reference point
+    is."""
     inputs = inputs_of(rows, pairs, len(rows))
     (slopes,) = torch.autograd.grad(kto_loss(inputs, 0.1, 1.0, 1.0).loss, inputs.logprobs_E)
     assert all((slope <= 0) == row[2] or slope == 0 for slope, row in zip(slopes.tolist(), rows, strict=True))

@@ -49,7 +49,7 @@ def test_chunks_change_neither_values_nor_gradients(chunk_tokens: int, entropy_g
 
 
 class LiveBytes(TorchDispatchMode):
-    """How much memory tensors that operations make hold at once, at the most."""
+    """Measures the peak memory of tensors that operations create."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -92,9 +92,9 @@ def test_memory_is_that_of_a_chunk_whatever_the_vocabulary_and_the_tokens() -> N
 
     chunk = 4 * (1 << 15)
     peaks = [peak(vocabulary, tokens) for vocabulary in (512, 2048) for tokens in (256, 1024)]
-    assert max(peaks) < 6 * chunk  # and gradients and hidden states, which are small here
+    assert max(peaks) < 6 * chunk  # gradients and hidden states are small here
     assert max(peaks) < 1.5 * min(peaks)
-    assert peak(2048, 1024, logits_per_chunk=2048 * 1024) > 4 * max(peaks)  # the counting counts
+    assert peak(2048, 1024, logits_per_chunk=2048 * 1024) > 4 * max(peaks)  # the measurement itself must work
     through_entropy = [peak(2048, tokens, entropy_gradient=True) for tokens in (256, 1024)]
     assert max(through_entropy) < 8 * chunk
     assert through_entropy[1] < 1.5 * through_entropy[0]
@@ -127,7 +127,7 @@ def untried() -> Iterator[None]:
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_compiled_for_a_gpu_computes_the_same(dtype: torch.dtype, entropy_gradient: bool) -> None:
-    """Tried here on a CPU: it is the same function."""
+    """The function is compiled and compared on a CPU; it is the one used on a GPU."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 50, generator=generator).to(dtype).requires_grad_()
     targets, temperature = torch.arange(7), torch.rand(7, generator=generator) + 0.5

@@ -1,4 +1,4 @@
-"""The losses against closed forms in float64, written out token by token."""
+"""Compare the losses with closed forms in float64, written out token by token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.config import Surrogate
 Token = tuple[float, float, float, float]
 
 logprob = st.floats(-6, 0, allow_subnormal=False)
-advantages = st.floats(-3, 3, allow_subnormal=False)  # a trainer's processor takes smaller ones for zero
+advantages = st.floats(-3, 3, allow_subnormal=False)  # a trainer's processor treats smaller numbers as zero
 tokens = st.lists(st.tuples(logprob, logprob, logprob, advantages), min_size=1, max_size=12)
 CAP = 2.0
 LOW, HIGH = 0.2, 0.28
@@ -55,7 +55,7 @@ def gradient(inputs: PolicyLossInputs, loss: torch.Tensor) -> list[float]:
 
 
 def reference(row: Token, low: float, high: float, dual: float | None, cap: float) -> tuple[float, float]:
-    """(loss term, its derivative by the log-probability)."""
+    """Return (loss term, its derivative by the log-probability)."""
     logp, prox, behave, advantage = row
     ratio, weight = math.exp(logp - prox), min(math.exp(prox - behave), cap)
     clipped = min(max(ratio, 1 - low), 1 + high)
@@ -155,7 +155,7 @@ def test_where_nothing_has_moved_all_surrogates_are_the_policy_gradient(
 @pytest.mark.parametrize("surrogate", list(Surrogate))
 @given(rows=tokens, split=st.integers(0, 12))
 def test_micro_batches_sum_to_the_batch(surrogate: Surrogate, rows: list[Token], split: int) -> None:
-    """Answers are whole in one of them."""
+    """Every answer is within one micro-batch."""
     split = min(split, len(rows))
     answers = [int(place >= split) for place in range(len(rows))]
     total = policy_loss(bundle(rows, len(rows), answers), objective(surrogate)).loss
@@ -174,7 +174,7 @@ def test_the_second_moment_of_what_is_left_is_within_its_bound(differences: list
     squares = sorted(value * value for value in differences)
     kept = [square for square in squares if square <= cut]
     assert not kept or math.fsum(kept) / len(kept) <= bound * (1 + 1e-9)
-    if len(kept) < len(squares):  # with those that come next it would not be
+    if len(kept) < len(squares):  # with the following tokens it would not be
         beyond = [square for square in squares if square <= squares[len(kept)]]
         assert math.fsum(beyond) / len(beyond) > bound * (1 - 1e-9)
 
@@ -186,7 +186,7 @@ def test_no_tokens_no_loss() -> None:
 
 @given(logp=logprob, behave=logprob, version=st.integers(1, 20), born=st.integers(0, 19))
 def test_loglinear_proximal(logp: float, behave: float, version: int, born: int) -> None:
-    """Against the formula in versions: v is the one being made, v_b the token's own."""
+    """Compare with the formula in versions: v is the version being made, v_b the token's own."""
     born = min(born, version - 1)
     alpha = min(max((version - 1 - born) / (version - born), 0.0), 1.0)
     found = loglinear_proximal(
@@ -200,7 +200,7 @@ def test_loglinear_proximal(logp: float, behave: float, version: int, born: int)
 
 
 def test_a_token_from_a_newer_version_has_its_behaviour_as_proximal() -> None:
-    """After a rollback tokens can be younger than the head."""
+    """After a rollback, tokens can be newer than the head."""
     found = loglinear_proximal(torch.tensor([-1.0]), torch.tensor([-2.0]), torch.tensor([-2.0]))
     assert found.item() == -2.0
 
@@ -213,7 +213,8 @@ def test_a_token_from_a_newer_version_has_its_behaviour_as_proximal() -> None:
 def test_tokens_drawn_under_a_constraint_give_the_policys_own_gradient_over_what_was_allowed(
     logits: list[float], allowed: set[int], advantage: float
 ) -> None:
-    """Averaged over draws from the renormalised distribution: that of −A · (what the policy gives to all of it)."""
+    """Averaged over samples of the renormalised distribution, the gradient is that of −A · (the probability of
+    everything allowed)."""
     logits_V = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     chosen = torch.tensor(sorted(allowed))
     logprobs_N = torch.log_softmax(logits_V, -1)[chosen]

@@ -23,7 +23,7 @@ def dapo(**parts: object) -> Algorithm:
 
 
 def as_in_the_paper(length: int, longest: int, cache: int) -> float:
-    """Equation 13 of Yu et al. 2025: 0 up to longest − cache, −1 above longest, linear between."""
+    """Equation 13 of Yu et al. 2025: 0 up to longest − cache, −1 above longest, linear in between."""
     if length <= longest - cache:
         return 0.0
     if length <= longest:
@@ -46,7 +46,7 @@ def test_the_penalty_is_the_papers(longest: int, share: float, factor: float, le
 
 
 def test_the_bound_follows_the_run() -> None:
-    """Lengths that a bound of 1024 made equal keep their rewards apart where the run allows 4096."""
+    """Answers of different lengths that a bound of 1024 penalises equally are penalised differently under 4096."""
     followed = bounded(dapo(), 4096, 32768)
     assert (followed.overlong_tokens, followed.overlong_tail) == (4096, 819)
     cases = zip((1500, 3000, 700, 500), (1.0, 1.0, 0.0, 0.0), strict=True)

@@ -1,4 +1,4 @@
-"""Every part over every preset: it changes what is learnt from one batch, or it is refused by name."""
+"""Combine every part with every preset: it changes the gradient of a batch, or it is refused by name."""
 
 from __future__ import annotations
 
@@ -108,18 +108,18 @@ OVERRIDES: dict[str, tuple[Any, ...]] = {
 
 
 ELSEWHERE = {
-    "router_aux_coefficient",  # of mixtures of experts: tests/trainer/models/archon
+    "router_aux_coefficient",  # tested with mixtures of experts in tests/trainer/models/archon
     "correction",
     "correction_low",
     "correction_high",
     "veto",
     "truncated_sampling",
 }
-"""Parts whose own tests show what they change."""
+"""Parts whose own tests show their effect."""
 
 
 class _Policy(Passes, nn.Module):
-    """A table of logits by the token before, whose weights move from step to step; entropies carry a gradient."""
+    """A table of logits by the previous token, whose weights move from step to step; entropies carry a gradient."""
 
     packings = frozenset(Packing)
     vocabulary = VOCABULARY
@@ -138,7 +138,8 @@ class _Policy(Passes, nn.Module):
 
 @cache
 def known_tables() -> Tables:
-    """The tables of the common batch, with a policy further from those that acted: ratios leave wide bounds too."""
+    """Return the tables of the common batch, with a policy further from those that sampled: ratios exceed wide bounds
+    too."""
     known = tables()
     first = known.acting[0]
     start, moved = (first + 3 * (each - first) for each in (known.start, known.moved))
@@ -147,8 +148,8 @@ def known_tables() -> Tables:
 
 @cache
 def batches() -> list[tuple[TrajectoryGroup, ...]]:
-    """The batch that presets are compared on, with answers that were cut and tasks; the same with other rewards, one
-    session alone, and the first again, for what is remembered of earlier batches."""
+    """Return the batch used to compare presets, with cut answers and tasks; the same with other rewards; one session
+    alone; and the first again, to test estimates remembered from earlier batches."""
     first = []
     for group in common_batch(known_tables()):
         members = [
@@ -180,8 +181,8 @@ def batches() -> list[tuple[TrajectoryGroup, ...]]:
 
 
 def effect(algorithm: Algorithm) -> list[Tensor]:
-    """What is learnt: the gradient at weights that earlier steps have moved; and, in several batches one after the
-    other, the gradient of every optimiser step, how many trajectories are trained, and the critic's weights."""
+    """Return what a part changes: the gradient at weights moved by earlier steps, and over several batches the
+    gradient of every optimiser step, the number of trained trajectories, and the critic's weights."""
     algorithm = dataclasses.replace(
         algorithm, overlong_tokens=algorithm.overlong_tokens or 16, overlong_tail=algorithm.overlong_tail or 8
     )
@@ -189,7 +190,7 @@ def effect(algorithm: Algorithm) -> list[Tensor]:
     policy, means = _Policy(known.start), RunningMeans.fresh(algorithm.running_mean_decay)
     critic: Any = TableValues(known.values) if algorithm.has_critic else None
     reference = TableScorer(known.base) if algorithm.has_reference else None
-    # Steps so large that ratios leave the clips, and values their range, within a batch.
+    # Steps so large that within a batch ratios exceed the clips, and values their range.
     optimizer = OptimizerSettings(clip_norm=1e9, learning_rate=0.3)
     learner = Learner(cast("Policy", policy), algorithm, optimizer, ALONE, reference, critic)
     found = [gradient(algorithm, known, common_batch(known))]
@@ -214,7 +215,7 @@ def _gradient(policy: _Policy) -> Tensor:
 
 
 NOTHING_TO_LEAVE_OUT = {("reinforce_pp", "fill")}
-"""Against the batch's mean every group of this batch has a signal, so that `fill` leaves none out."""
+"""Compared with the batch's mean, every group of this batch has a signal, so `fill` leaves none out."""
 
 
 @cache
@@ -233,7 +234,7 @@ def differs(found: list[Tensor], wanted: list[Tensor]) -> bool:
 def test_a_part_changes_what_is_learnt_or_is_refused_by_name(
     preset: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each choice of a part; of a number, one at least."""
+    """For every choice of a part, and for at least one value of a number."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     if (preset, part) in NOTHING_TO_LEAVE_OUT:

@@ -1,4 +1,4 @@
-"""Losses of pairs against closed forms in float64, written out pair by pair."""
+"""Compare losses of pairs with closed forms in float64, written out pair by pair."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def log_sigmoid(value: float) -> float:
 @pytest.mark.parametrize("form", list(PreferenceForm))
 @given(rows=pairs, beta=st.floats(0.01, 2), smoothing=st.floats(0, 0.49), denominator=st.integers(1, 9))
 def test_preferences(form: PreferenceForm, rows: list[Any], beta: float, smoothing: float, denominator: int) -> None:
-    """Value and slopes; the rejected side's slope is the chosen one's with the other sign, per its own tokens."""
+    """Compare value and slopes; the rejected side's slope is the chosen one's with the opposite sign, per its own
+    tokens."""
     inputs = inputs_of(rows, denominator)
     found = preference_loss(inputs, form, beta, smoothing)
     loss, up, down, margins = 0.0, [], [], []
@@ -67,7 +68,7 @@ def test_preferences(form: PreferenceForm, rows: list[Any], beta: float, smoothi
 
 @pytest.mark.parametrize("form", list(PreferenceForm))
 @given(row=pair, beta=st.floats(0.01, 1))
-def test_where_policy_and_reference_agree_the_chosen_side_is_pushed_up(
+def test_if_policy_and_reference_agree_the_chosen_side_is_raised(
     form: PreferenceForm, row: tuple[float, ...], beta: float
 ) -> None:
     inputs = inputs_of([(*row[:2], *row[:2], *row[4:])], 1)

@@ -19,7 +19,7 @@ def test_a_preset_is_what_it_says_and_survives_being_written_down(preset: str) -
 
 
 def test_an_algorithm_of_an_older_trainer_is_what_it_was() -> None:
-    """Before there were other surrogates and references."""
+    """The configuration dates from before there were other surrogates and references."""
     names = (
         "baseline",
         "scale",
@@ -34,7 +34,7 @@ def test_an_algorithm_of_an_older_trainer_is_what_it_was() -> None:
         "reward",
     )
     written = as_json(PRESETS["grpo"])
-    # Cut answers were trained as whole ones, and so were those of cut distributions; a batch was one step.
+    # Cut answers and answers from a cut distribution were trained like others; a batch was one step.
     before = dataclasses.replace(
         PRESETS["grpo"], mini_batches=1, truncated=Truncated.TRAIN, truncated_sampling=TruncatedSampling.TRAIN
     )
@@ -129,7 +129,7 @@ def test_parts_may_be_combined() -> None:
 
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_at_its_defaults_every_part_of_a_preset_can_act(preset: str) -> None:
-    """Its ratio may differ from 1 wherever its term depends on the ratio."""
+    """The ratio may differ from 1 wherever the preset's term depends on it."""
     assert warnings(AlgorithmSettings(preset=preset)) == []
     algorithm = PRESETS[preset]
     assert not algorithm.ratio_is_one or algorithm.surrogate is Surrogate.RATIO or not algorithm.learns_from_rewards
@@ -164,7 +164,7 @@ def test_a_preset_whose_own_part_cannot_act_is_warned_of(given: dict[str, Any], 
 
 
 def test_a_part_can_be_cleared() -> None:
-    """The text "none" stands for no value; that of another option is its own member."""
+    """The text "none" clears a part; for other options "none" is a choice."""
     parts = {
         "ppo": resolve(AlgorithmSettings.model_validate({"preset": "ppo", "value_clip": "none"})),
         "m2po": resolve(AlgorithmSettings.model_validate({"preset": "m2po", "second_moment": "none"})),

@@ -17,13 +17,13 @@ def trees(draw: st.DrawFn) -> Tree:
 
 
 def paths_from(parents: list[int | None], start: int) -> list[list[int]]:
-    """The turns from this one to each leaf below it."""
+    """Return the turns from this one to each leaf below it."""
     children = [index for index, parent in enumerate(parents) if parent == start]
     return [[start, *path] for child in children for path in paths_from(parents, child)] or [[start]]
 
 
 @given(trees(), st.floats(0.1, 1.0))
-def test_what_follows_a_turn_is_the_mean_over_paths_of_discounted_sums(tree: Tree, discount: float) -> None:
+def test_the_return_after_a_turn_is_the_mean_over_paths_of_discounted_sums(tree: Tree, discount: float) -> None:
     parents, rewards = tree
     for turn, found in enumerate(what_follows(rewards, parents, discount)):
         paths = [path[1:] for path in paths_from(parents, turn)]

@@ -1,4 +1,4 @@
-"""Running estimates against their definition, written out over every value ever seen."""
+"""Compare running estimates with their definition, written out over every value ever seen."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ batches = st.lists(st.lists(observations, max_size=6), max_size=5)
 
 
 class Reference:
-    """Mean and mean square of one scope and place: sums over all batches, each with the weight that it has by now."""
+    """Mean and mean square of one scope and position: sums over all batches, each with its current weight."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, float, float]] = []
-        """(values, their mean, their mean squared deviation from what they met), oldest first."""
+        """(values, their mean, their mean squared deviation from the baseline), oldest first."""
 
     def add(self, values: list[float], met: float) -> None:
         mean = math.fsum(values) / len(values)
@@ -37,7 +37,7 @@ class Reference:
         self.batches.append((len(values), mean, square))
 
     def weights(self) -> list[float]:
-        """The sum over a batch's N values of δ⁰ … δᴺ⁻¹, times δ for every value that came after the batch."""
+        """Return the sum of δ⁰ … δᴺ⁻¹ for a batch's N values, times δ for every later value."""
         counts = [count for count, _, _ in self.batches]
         return [
             sum(DECAY**power for power in range(count)) * DECAY ** sum(counts[at + 1 :])
@@ -64,7 +64,7 @@ class Reference:
 
 
 def references(history: list[list[Observation]]) -> dict[tuple[str | None, int], Reference]:
-    """By task (None: the run) and place, after these batches."""
+    """Return references by task (None: the run) and position, after these batches."""
     found: dict[tuple[str | None, int], Reference] = {}
 
     def scope(task: str | None, place: int) -> Reference:
@@ -108,7 +108,7 @@ def test_scales_against_the_definition(history: list[list[Observation]], batch: 
     before = references(history)
 
     def squares(task: str | None) -> list[tuple[int, float]]:
-        """(values seen, mean square) of sessions and of turns, with the batch's."""
+        """Return (number of values, mean square) of sessions and of turns, including the batch's."""
         found: dict[int, tuple[float, float, int]] = {}
         for place in (SESSION, 0, 1):
             own = before.get((task, place), Reference())
@@ -162,7 +162,8 @@ def test_equal_rewards_are_exactly_their_mean(value: float, sizes: list[int]) ->
 def test_another_unit_and_another_zero_change_nothing(
     history: list[list[Observation]], factor: float, shift: float
 ) -> None:
-    """Deviations in units of their scale, once something was seen; the first batch has no zero but the user's."""
+    """The test compares deviations in units of their scale once something was seen; the zero of the first batch is
+    the user's."""
 
     def moved(batch: list[Observation]) -> list[Observation]:
         return [each._replace(value=factor * each.value + shift) for each in batch]
@@ -177,7 +178,7 @@ def test_another_unit_and_another_zero_change_nothing(
 
 
 def test_a_task_of_small_rewards_is_measured_in_its_own_unit() -> None:
-    """Beside another task whose rewards are a hundred times as large."""
+    """Another task has rewards a hundred times as large."""
     means = RunningMeans.fresh(0.99)
     both = [(task, factor * reward) for task, factor in (("small", 1.0), ("large", 100.0)) for reward in (0.0, 1.0)]
     batch = [Observation(task, SESSION, reward) for task, reward in both] * 10

@@ -10,7 +10,7 @@ from trainer.config import AlgorithmSettings
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.lists(st.sampled_from([0.0, 1.0, -0.5]), max_size=3)), max_size=12))
-def test_a_group_is_in_or_out_as_a_whole(drawn: list[tuple[int, list[float]]]) -> None:
+def test_a_group_is_trained_or_left_out_as_a_whole(drawn: list[tuple[int, list[float]]]) -> None:
     groups = [group for group, _ in drawn]
     found = with_signal(groups, [turns for _, turns in drawn])
     expected = [

@@ -1,8 +1,8 @@
-"""What was better than its baseline becomes likelier, for every preset that learns from rewards.
+"""Outcomes better than their baseline become more likely, for every preset that learns from rewards.
 
-A batch goes the way of a step: baselines, advantages, packing, and the preset's loss, whose gradient by each token's
-log-probability is looked at. The policy is the one that acted, as in a first optimiser step. Baselines are computed
-here once more, from their definition.
+A batch passes through the parts of a step: baselines, advantages, packing, and the preset's loss. The test examines
+the loss's gradient by each token's log-probability. The policy is the one that sampled, as in a first optimiser step.
+Baselines are computed here a second time, from their definition.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Sample:
     seen: Mapping[int, tuple[float, ...]]
 
     def moved(self, factor: float, shift: float) -> Sample:
-        """The same in another unit and with another zero; turn rewards keep theirs, as shifts of them add up."""
+        """Return the sample in another unit and with another zero; turn rewards keep their zero, because their shifts
+        would add up."""
         return Sample(
             session=tuple(None if each is None else factor * (each + shift) for each in self.session),
             turns=tuple(tuple(None if each is None else factor * each for each in of) for of in self.turns),
@@ -60,7 +61,7 @@ class Sample:
 
     @property
     def rewarded(self) -> list[int]:
-        """The trajectories that have a reward of any kind."""
+        """Return the trajectories that have any reward."""
         return [
             index
             for index, (session, turns) in enumerate(zip(self.session, self.turns, strict=True))
@@ -114,7 +115,8 @@ def returns(rewards: Sequence[float | None], discount: float) -> list[float | No
 
 
 def expected(sample: Sample, algorithm: Algorithm) -> list[list[float | None]]:
-    """Each turn's distance from its baselines; None where its two parts differ in sign and have two scales."""
+    """Return each turn's distance from its baselines, or None if its two parts have opposite signs and different
+    scales."""
     discount = algorithm.turn_discount
     places = [
         {SESSION: session} | dict(enumerate(returns(turns, discount)))
@@ -122,7 +124,7 @@ def expected(sample: Sample, algorithm: Algorithm) -> list[list[float | None]]:
     ]
 
     def distance(index: int, place: int) -> tuple[float, bool]:
-        """From the baseline, and whether that is the running mean."""
+        """Return the distance from the baseline, and whether the baseline is the running mean."""
         value = places[index].get(place)
         if value is None:
             return 0.0, False
@@ -139,7 +141,7 @@ def expected(sample: Sample, algorithm: Algorithm) -> list[list[float | None]]:
             cohort.remove(value)
         return value - statistics.fmean(sample.seen[place] if alone else cohort), alone
 
-    whitened_ = algorithm.whitens and len(sample.rewarded) > 1  # Then all have one scale, made of the tokens.
+    whitened_ = algorithm.whitens and len(sample.rewarded) > 1  # all rewards then have one scale, of the tokens
     found: list[list[float | None]] = []
     for index, turns in enumerate(sample.turns):
         of_session, lone = distance(index, SESSION)
@@ -149,7 +151,7 @@ def expected(sample: Sample, algorithm: Algorithm) -> list[list[float | None]]:
             own, own_lone = distance(index, at)
             row.append(None if not whitened_ and lone != own_lone and weighted * own < 0 else weighted + own)
         found.append(row)
-    if whitened_:  # Every turn has as many tokens.
+    if whitened_:  # Every turn has the same number of tokens.
         mean = statistics.fmean([each or 0.0 for index in sample.rewarded for each in found[index]])
         for index in sample.rewarded:
             found[index] = [(each or 0.0) - mean for each in found[index]]
@@ -160,7 +162,8 @@ Moves = dict[tuple[int, int], list[float]]
 
 
 def step(sample: Sample, algorithm: Algorithm) -> tuple[Advantages, Moves]:
-    """Advantages, and by trajectory and turn the gradients of −loss by the log-probabilities of the tokens."""
+    """Return advantages and, by trajectory and turn, the gradients of −loss by the log-probabilities of the
+    tokens."""
     members = sample.members
     advantages = assign(members, sample.groups, algorithm, sample.means)
     batch = Batch(trajectories=tuple(members), groups=sample.groups, base_version=0)
@@ -191,7 +194,8 @@ def step(sample: Sample, algorithm: Algorithm) -> tuple[Advantages, Moves]:
 
 
 def over_tokens(turns: Sequence[Sequence[float]], rewarded: Sequence[int]) -> tuple[tuple[float, ...], ...]:
-    """The advantages normalised over the tokens of rewarded trajectories; every turn has as many tokens."""
+    """Return the advantages normalised over the tokens of rewarded trajectories; every turn has the same number of
+    tokens."""
     counted_N = torch.tensor([index in rewarded for index, row in enumerate(turns) for _ in row])
     whitened_N = whitened(torch.tensor([each for row in turns for each in row], dtype=torch.float64), counted_N)
     values = iter(whitened_N.tolist())
@@ -201,7 +205,7 @@ def over_tokens(turns: Sequence[Sequence[float]], rewarded: Sequence[int]) -> tu
 def credited(
     micro: MicroBatch, advantages: Advantages, members: Sequence[Trajectory], algorithm: Algorithm
 ) -> torch.Tensor:
-    """What a critic makes of the rewards that expects nothing."""
+    """Return the advantages of an untrained critic."""
     trees = {
         index: RewardTree(parents=tuple(continued(members[index].turns)), rewards=advantages.turns[index])
         for index in set(micro.trajectory_N.tolist())
@@ -222,7 +226,7 @@ def credited(
     shift=st.integers(-100, 100),
     discount=st.sampled_from([1.0, 0.5]),
 )
-def test_what_was_better_than_its_baseline_becomes_likelier(
+def test_an_outcome_above_its_baseline_becomes_more_likely(
     preset: str, sample: Sample, factor: float, shift: int, discount: float
 ) -> None:
     algorithm = dataclasses.replace(PRESETS[preset], turn_discount=discount)
@@ -244,7 +248,7 @@ def test_what_was_better_than_its_baseline_becomes_likelier(
     turns=st.booleans(),
     discount=st.sampled_from([1.0, 0.9, 1 / 3]),
 )
-def test_equal_rewards_move_nothing_at_all(
+def test_equal_rewards_give_no_gradient(
     preset: str, value: float, sizes: list[int], turns: bool, discount: float
 ) -> None:
     algorithm = dataclasses.replace(PRESETS[preset], turn_discount=discount)
@@ -265,7 +269,7 @@ def test_equal_rewards_move_nothing_at_all(
 def in_both_units(
     preset: str, sample: Sample, factor: float, shift: int
 ) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
-    """Return the advantages of each trajectory's turns, as rewarded and in another unit from another zero."""
+    """Return the advantages of each trajectory's turns, for the original rewards and for another unit and zero."""
     plain, _ = step(sample, PRESETS[preset])
     other, _ = step(sample.moved(factor, float(shift)), PRESETS[preset])
     return zip(plain.turns, other.turns, strict=True)
@@ -284,7 +288,7 @@ def test_another_unit_and_another_zero_of_rewards_change_nothing(
 @pytest.mark.parametrize("preset", ["dr_grpo", "rloo"])
 @settings(max_examples=12, deadline=None)
 @given(sample=samples(), factor=st.floats(1e-6, 1e6), shift=st.integers(-100, 100))
-def test_presets_without_a_scale_are_in_the_unit_of_the_rewards(
+def test_presets_without_a_scale_use_the_unit_of_the_rewards(
     preset: str, sample: Sample, factor: float, shift: int
 ) -> None:
     for mine, theirs in in_both_units(preset, sample, factor, shift):

@@ -35,7 +35,7 @@ from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, 
 from trainer.models.huggingface import PolicyModel
 from trainer.update import Learner
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what TRL and accelerate warn of is theirs
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of TRL and accelerate about themselves
 
 PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9), (3, 1)]
 OUTPUTS = [(10, 11, 12), (13, 14, 15, 16, 17), (18,), (19, 20, 21, 22)]
@@ -45,7 +45,7 @@ LONGEST = 7
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a tokenizer, which TRL's trainers ask for."""
+    """Save a model with a tokenizer, which TRL's trainers require."""
     directory = tmp_path_factory.mktemp("trl") / "base"
     write_model(directory)
     save_tiny_model(directory)
@@ -76,7 +76,7 @@ def configured(kind: type, directory: Path, **options: Any) -> Any:
 
 @pytest.fixture(scope="module", name="trl")
 def trl_library() -> Any:
-    """Imported late: it takes seconds."""
+    """Import TRL here, because that takes seconds."""
     return importlib.import_module("trl")
 
 
@@ -123,14 +123,14 @@ def token_logprobs(model: PolicyModel) -> list[list[float]]:
 
 
 def disturbed(logprobs: list[list[float]], by: float) -> list[list[float]]:
-    """As if another policy had acted: ratios on both sides of every clip."""
+    """Perturb log-probabilities as if another policy had sampled: ratios are on both sides of every clip."""
     numbers = torch.Generator().manual_seed(3)
     return [[value + by * (torch.rand((), generator=numbers).item() - 0.5) for value in row] for row in logprobs]
 
 
 @contextmanager
 def gradients_of(named: Any) -> Iterator[dict[str, Tensor]]:
-    """What backward passes add up to, also where they are used up before the end."""
+    """Return the sum of gradients over backward passes, even if they are cleared before the end."""
     total: dict[str, Tensor] = {}
     handles = []
     for name, parameter in named:
@@ -154,7 +154,7 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 def our_step(
     base: Path, algorithm: AlgorithmSettings, behaviour: list[list[float]], reference: Path | None
 ) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradient of one step of the learner, on rows of several answers each."""
+    """Return loss and gradient of one step of the learner, on rows of several answers each."""
     members: list[Trajectory] = [
         trajectory(turn(output, prompt=prompt, logprobs=logprobs))
         for prompt, output, logprobs in zip(PROMPTS, OUTPUTS, behaviour, strict=True)
@@ -173,7 +173,7 @@ def our_step(
 
 
 def their_inputs(**more: Any) -> dict[str, Any]:
-    """A batch as TRL's generation leaves it: prompts padded on the left, completions on the right."""
+    """Return a batch as TRL's generation produces it: prompts padded on the left, completions on the right."""
     return {
         "prompt_ids": padded(PROMPTS, left=True, dtype=torch.long),
         "prompt_mask": padded([[1] * len(ids) for ids in PROMPTS], left=True, dtype=torch.long),
@@ -204,7 +204,7 @@ def grpo_trainer(trl: Any, base: Path, **options: Any) -> Any:
         train_dataset=some_data(prompt=["a"] * 4),
         processing_class=tokenizer_of(base),
     )
-    trainer.current_gradient_accumulation_steps = 1  # what its training loop sets at every step
+    trainer.current_gradient_accumulation_steps = 1  # set by its training loop at every step
     return trainer
 
 
@@ -235,7 +235,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_policy_losses(trl: Any, base: Path, other: Path, name: str) -> None:
-    """Against TRL's `old_per_token_logps`, which are our behaviour policy's and proximal policy's at once."""
+    """Compare with TRL's `old_per_token_logps`, which are both our behaviour policy's and our proximal policy's."""
     theirs, ours = CASES[name]
     old = disturbed(token_logprobs(load_tiny(base)), 1.2)
     reference = other if name == "kl" else None
@@ -264,8 +264,8 @@ def test_policy_losses(trl: Any, base: Path, other: Path, name: str) -> None:
     ],
 )
 def test_corrections(trl: Any, base: Path, correction: str, bounds: dict[str, float]) -> None:
-    """The weight of the engine's log-probabilities: TRL makes it while it generates, so its formula is written out
-    here, and its loss takes the weight."""
+    """TRL computes the weight of the engine's log-probabilities during generation, so its formula is written out here
+    and passed to its loss."""
     mode = correction if correction.startswith("sequence") else f"token_{correction}"
     low, high = bounds["correction_low"], bounds.get("correction_high", bounds.get("importance_cap", 0.0))
     now = token_logprobs(load_tiny(base))
@@ -281,7 +281,7 @@ def test_corrections(trl: Any, base: Path, correction: str, bounds: dict[str, fl
     assert (weight == ratio).any(), "some are within the bounds"
     assert (weight != ratio).any(), "some are not"
     trainer = grpo_trainer(trl, base, loss_type="dapo", **CLIPPED, vllm_importance_sampling_mode=mode)
-    trainer.use_vllm = True  # its loss applies the weight only then
+    trainer.use_vllm = True  # its loss applies the weight only with this setting
     trainer.model.train()
     with gradients_of(trainer.model.named_parameters()) as wanted:
         value = their_loss(trainer, their_inputs(importance_sampling_ratio=weight.float()))
@@ -291,8 +291,8 @@ def test_corrections(trl: Any, base: Path, correction: str, bounds: dict[str, fl
 
 
 def test_rloo(trl: Any, base: Path) -> None:
-    """TRL's ratio is that of the whole answer, ours each token's: at the policy that acted, where RLOO is taken, both
-    have the gradient of REINFORCE. The values differ by constants."""
+    """TRL's ratio is that of the whole answer, ours that of each token: at the policy that sampled, where RLOO is
+    applied, both have the gradient of REINFORCE. The values differ by constants."""
 
     now = token_logprobs(load_tiny(base))
     algorithm = AlgorithmSettings.model_validate({"preset": "rloo", "denominator": "sequences"})
@@ -312,7 +312,7 @@ def test_rloo(trl: Any, base: Path) -> None:
 
 
 def whole_inputs(rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """Padded on the right, as TRL's collators do."""
+    """Return a batch padded on the right, as TRL's collators pad."""
     return {
         "input_ids": padded(rows, left=False, dtype=torch.long),
         "attention_mask": padded([[1] * len(ids) for ids in rows], left=False, dtype=torch.long),
@@ -320,7 +320,7 @@ def whole_inputs(rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
 
 
 def sums_of(model: PolicyModel, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
-    """The log-probability of each output after its prompt, all in one row, with gradient."""
+    """Return the log-probability of each output after its prompt, all in one row, with gradient."""
     ids: list[int] = []
     positions: list[int] = []
     predictors: list[int] = []
@@ -340,7 +340,7 @@ def sums_of(model: PolicyModel, rows: Sequence[tuple[Sequence[int], Sequence[int
 
 
 PAIRED = [(prompt, OUTPUTS[1 - place]) for place, prompt in enumerate(PROMPTS[:2])]
-"""What was rejected under the first two prompts; chosen were `OUTPUTS`."""
+"""Rejected answers to the first two prompts; the chosen ones are `OUTPUTS`."""
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ PAIRED = [(prompt, OUTPUTS[1 - place]) for place, prompt in enumerate(PROMPTS[:2
         (PreferenceForm.SIGMOID, "sigmoid", 0.0, 2),
         (PreferenceForm.SIGMOID_NORM, "sigmoid_norm", 0.0, 2),
         (PreferenceForm.IPO, "ipo", 0.0, 2),
-        (PreferenceForm.SIGMOID, "aot", 0.2, 1),  # of one pair, TRL's aot is the smoothed sigmoid
+        (PreferenceForm.SIGMOID, "aot", 0.2, 1),  # for one pair, TRL's aot equals the smoothed sigmoid
     ],
 )
 def test_preferences(
@@ -397,7 +397,7 @@ def test_preferences(
 
 
 def test_kto(trl: Any, base: Path, other: Path) -> None:
-    """With answers after each other's prompts, as TRL pairs them, for the reference point."""
+    """The reference point uses answers after each other's prompts, paired as TRL pairs them."""
     kto: Any = importlib.import_module("trl.experimental.kto")
     desirable = [True, False, True, False]
     rows = list(zip(PROMPTS, OUTPUTS, strict=True))
@@ -468,7 +468,7 @@ def test_supervised(trl: Any, base: Path) -> None:
 
 
 def test_reward_model(trl: Any, base: Path) -> None:
-    """The loss alone: the same scores, which come from TRL's own forward pass."""
+    """Compare the loss alone, on the scores of TRL's own forward pass."""
     from transformers import AutoModelForSequenceClassification
 
     torch.manual_seed(0)

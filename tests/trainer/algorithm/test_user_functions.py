@@ -1,4 +1,4 @@
-"""Functions in a user's file: read, tried at the start, and what each mistake is told as."""
+"""Functions in a user's file: loading, the trial at the start, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_reference_without_a_function_is_refused(
 
 
 def test_the_command_tries_them_before_anything_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`base-rl up` and `base-rl train` ask the trainer by `--dry-run` first."""
+    """`base-rl up` and `base-rl train` first run the trainer with `--dry-run`."""
     written(tmp_path, "def loss(inputs):\n    return inputs.logprobs_N.sum()\n")
     config = tmp_path / "run.toml"
     config.write_text('[trainer.algorithm]\nloss = "mine.py:loss"\n')
@@ -206,7 +206,8 @@ def test_the_command_tries_them_before_anything_else(tmp_path: Path, capsys: pyt
 
 
 def test_a_relative_file_is_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a run's own section too; on the command line and in the environment it is where the command is given."""
+    """This includes a run's own section; on the command line and in the environment, the path is relative to the
+    working directory."""
     there = tmp_path / "there"
     there.mkdir()
     written(there, GOOD)
@@ -241,7 +242,7 @@ def test_the_hash_of_the_file_is_part_of_the_mathematics_and_its_place_is_not(tm
 
 
 def test_a_file_that_changed_since_it_was_configured_is_not_executed(tmp_path: Path) -> None:
-    """What runs is what the record names, also where the file is edited while the trainer starts."""
+    """The file that runs is the one that the record names, even if the file is edited while the trainer starts."""
     path = written(tmp_path, GOOD)
     settings = AlgorithmSettings.model_validate({"loss": f"{path}:loss"})
     marker = tmp_path / "executed"

@@ -12,7 +12,7 @@ tokens = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=6)
 
 
 def reference(value: float, before: float, wanted: float, clip: float | None) -> tuple[float, float]:
-    """(loss, its derivative) of one token, by cases."""
+    """Return (loss, its derivative) of one token, by cases."""
     plain = (value - wanted) ** 2 / 2
     if clip is None or abs(value - before) <= clip:
         return plain, value - wanted
@@ -22,9 +22,7 @@ def reference(value: float, before: float, wanted: float, clip: float | None) ->
 
 
 @given(tokens=tokens, clip=st.none() | st.floats(0.05, 1))
-def test_loss_and_gradient_are_those_of_the_definition(
-    tokens: list[tuple[float, float, float]], clip: float | None
-) -> None:
+def test_loss_and_gradient_equal_the_definition(tokens: list[tuple[float, float, float]], clip: float | None) -> None:
     columns = torch.tensor(tokens, dtype=torch.float64).unbind(1)
     values_N = columns[0].clone().requires_grad_(True)
     share_N = torch.linspace(0.1, 1, len(tokens), dtype=torch.float64)
@@ -37,7 +35,7 @@ def test_loss_and_gradient_are_those_of_the_definition(
         tokens, wanted, share_N.tolist(), gradient_N.tolist(), strict=True
     ):
         near = before + max(-(clip or 9), min(clip or 9, value - before))
-        if abs(abs(value - wanted_return) - abs(near - wanted_return)) > 1e-6 or near == value:  # no kink there
+        if abs(abs(value - wanted_return) - abs(near - wanted_return)) > 1e-6 or near == value:  # away from the kink
             assert found == pytest.approx(share * slope, abs=1e-9)
 
 

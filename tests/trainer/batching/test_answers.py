@@ -1,4 +1,4 @@
-"""Answers that were cut or caught by a filter: what is trained of them, and what their rewards are compared with."""
+"""Answers that were cut or filtered: which tokens are trained, and where their rewards count."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def advantages_by_turn(found: Prepared) -> dict[tuple[str, int], float]:
 
 @st.composite
 def groups(draw: st.DrawFn) -> list[Trajectory]:
-    """Sessions of chains of turns, of whose answers any may be cut."""
+    """Sessions of chains of turns in which any answer may be cut."""
     members = []
     for _ in range(draw(st.integers(1, 5))):
         turns: list[TrajectoryTurn] = []
@@ -120,7 +120,7 @@ def test_a_masked_answer_is_context_and_the_others_keep_their_advantages(
     }
 
 
-def test_answers_from_a_cut_distribution_are_masked_with_the_reason_unless_they_are_to_be_trained() -> None:
+def test_answers_from_a_cut_distribution_are_masked_with_the_reason_by_default() -> None:
     drawn = LogprobConvention.UNTRUNCATED
     both = trajectory(turn([1, 2]), turn([3], parent=0, prefix=5, convention=drawn), reward=1.0, group="grp")
     only = trajectory(turn([4], convention=drawn), reward=0.0, group="grp")
@@ -136,7 +136,7 @@ def test_answers_from_a_cut_distribution_are_masked_with_the_reason_unless_they_
 
 
 @given(groups())
-def test_dropped_trajectories_are_in_no_comparison(members: list[Trajectory]) -> None:
+def test_dropped_trajectories_are_in_no_baseline(members: list[Trajectory]) -> None:
     found = prepared(members, truncated=Truncated.DROP)
     whole = [member for member in members if all(answer.cut is None for answer in member.turns)]
     assert {each.session_id for each, _ in found.dropped} == {each.session_id for each in members} - {
@@ -149,7 +149,7 @@ def test_dropped_trajectories_are_in_no_comparison(members: list[Trajectory]) ->
 
 
 @given(groups())
-def test_a_reward_of_zero_is_compared_and_the_given_one_is_reported(members: list[Trajectory]) -> None:
+def test_with_zero_reward_the_baseline_uses_zero_and_the_report_the_given_reward(members: list[Trajectory]) -> None:
     found = prepared(members, truncated=Truncated.ZERO_REWARD)
     zeroed = [
         msgspec.structs.replace(
@@ -209,8 +209,8 @@ def test_a_filter_may_drop_while_cut_answers_are_masked() -> None:
     assert trained_turns(found) == {(other.session_id, 1)}
 
 
-def test_a_choice_that_was_left_behind_is_masked_alone() -> None:
-    """The session did not go on from it, so its end says nothing about the session."""
+def test_only_the_superseded_choice_is_masked() -> None:
+    """The session did not continue from it, so its end is not evidence about the session."""
     left_behind = msgspec.structs.replace(cut(turn([4, 5], reward=0.5)), superseded=True)
     members = [trajectory(left_behind, turn([6, 7]), reward=reward, group="grp") for reward in (0.0, 1.0)]
     dropping = prepared(members, truncated=Truncated.DROP)
@@ -221,7 +221,7 @@ def test_a_choice_that_was_left_behind_is_masked_alone() -> None:
     assert [each.turns[0].reward for each in zeroed] == [0.0, 0.0]
 
 
-def test_a_choice_that_was_left_behind_is_named_with_its_reason() -> None:
+def test_a_superseded_choice_is_named_with_its_reason() -> None:
     choices = [
         turn([6], superseded=True),
         turn([7], superseded=True, reward=1.0),
@@ -239,8 +239,8 @@ def test_a_choice_that_was_left_behind_is_named_with_its_reason() -> None:
     assert "another answer to this prompt" in clauses[choices[0].id]
 
 
-def test_what_is_not_trained_gives_no_signal() -> None:
-    """Turn rewards of greedy and of cut answers are no reason for a step."""
+def test_untrained_turns_give_no_signal() -> None:
+    """Turn rewards of greedy and of cut answers do not cause a step."""
     for silent in (turn([4], temperature=0.0, reward=1.0), cut(turn([4], reward=1.0))):
         found = prepared([trajectory(silent, turn([5]), reward=0.5, group="grp") for _ in range(2)])
         assert len(found.batch.trajectories) == 2
@@ -248,15 +248,15 @@ def test_what_is_not_trained_gives_no_signal() -> None:
 
 
 def test_a_turn_of_an_older_proxy_is_trained() -> None:
-    """It does not say how it ended."""
+    """An older proxy does not report how an answer ended."""
     found = prepared([trajectory(turn([4, 5]), reward=reward, group="grp") for reward in (0.0, 1.0)])
     assert (len(found.batch.trajectories), found.judged.cut) == (2, 0)
 
 
 @pytest.mark.parametrize("denominator", list(Denominator))
 def test_masked_tokens_are_in_no_denominator(denominator: Denominator, tmp_path: Path) -> None:
-    """At the first step every ratio is 1. The behaviour policy is so far that all weights are at their cap, so the
-    loss is −cap · Σ A · share over the tokens of whole answers."""
+    """At the first step every ratio is 1. The behaviour policy is so different that all weights are at their cap, so
+    the loss is −cap · Σ A · share over the tokens of whole answers."""
     save_tiny_model(tmp_path)
     algorithm = dataclasses.replace(
         GRPO,

@@ -1,4 +1,4 @@
-"""The measures against their definitions, computed in other ways, and what is measured of an answer."""
+"""Compare the measures with their definitions, computed in other ways, and check which tokens are measured."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ logprobs = st.lists(st.floats(-20, 0, width=32), min_size=1, max_size=40)
 
 
 @given(ids, st.integers(1, 6))
-def test_the_repeated_share_counts_n_grams_that_stand_earlier(ids: list[int], n: int) -> None:
+def test_the_repeated_share_counts_n_grams_that_occur_earlier(ids: list[int], n: int) -> None:
     grams = [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]
     earlier = sum(gram in grams[:place] for place, gram in enumerate(grams))
     assert repeated_share(ids, n) == pytest.approx(earlier / len(grams) if grams else 0.0, abs=1e-12)
 
 
 @given(ids, st.integers(1, 6), st.permutations(range(7)))
-def test_which_ids_they_are_changes_no_repetition(ids: list[int], n: int, names: list[int]) -> None:
+def test_repetition_does_not_depend_on_the_ids(ids: list[int], n: int, names: list[int]) -> None:
     share = repeated_share(ids, n)
     assert 0 <= share < 1
     assert repeated_share([names[each] for each in ids], n) == share
@@ -81,7 +81,7 @@ PLAIN = turn(range(12), logprobs=[-1.0] * 12)
     [
         ({}, None, None),
         ({"repeated_share": 0.6, "repeated_ngram": 3}, AnswerFault.REPETITION, None),
-        ({"repeated_share": 0.7, "repeated_ngram": 3}, None, None),  # 3 of 10 are distinct: just 0.7, and not above
+        ({"repeated_share": 0.7, "repeated_ngram": 3}, None, None),  # 3 of 10 are distinct: exactly 0.7, not above it
         ({"certain_tokens": 12}, AnswerFault.REPETITION, None),
         ({"certain_tokens": 13}, None, None),
         ({"certain_tokens": 12, "certain_probability": 0.9995}, None, None),
@@ -89,14 +89,14 @@ PLAIN = turn(range(12), logprobs=[-1.0] * 12)
         ({"gibberish_logprob": -6.5, "gibberish_window": 4}, None, AnswerFault.GIBBERISH),
     ],
 )
-def test_each_bound_catches_what_it_is_for(
+def test_each_bound_filters_its_own_kind(
     given_filters: dict[str, Any], loop: AnswerFault | None, noise: AnswerFault | None
 ) -> None:
     filters = FilterSettings(**given_filters)
     assert (caught_by(LOOP, filters), caught_by(NOISE, filters), caught_by(PLAIN, filters)) == (loop, noise, None)
 
 
-def test_what_a_constraint_left_is_not_taken_for_certainty() -> None:
+def test_constrained_tokens_do_not_count_as_certain() -> None:
     constrained = msgspec.structs.replace(LOOP, convention=LogprobConvention.CONSTRAINED)
     assert caught_by(constrained, FilterSettings(certain_tokens=2)) is None
     assert caught_by(constrained, FilterSettings(gibberish_logprob=-1e-9)) is None
@@ -106,7 +106,7 @@ def test_what_a_constraint_left_is_not_taken_for_certainty() -> None:
 @pytest.mark.parametrize(
     "filters", [FilterSettings(repeated_share=0.1, repeated_ngram=1), FilterSettings(certain_tokens=4)]
 )
-def test_placeholders_are_not_the_models_words(filters: FilterSettings) -> None:
+def test_placeholders_of_redaction_are_not_measured(filters: FilterSettings) -> None:
     answer = turn([1, 2, 9, 9, 9, 9], logprobs=[-1.0, -1.0, 0.0, 0.0, 0.0, 0.0], prompt=(1, 2))
     assert caught_by(answer, filters) is AnswerFault.REPETITION
     assert caught_by(msgspec.structs.replace(answer, masked=((4, 8),)), filters) is None

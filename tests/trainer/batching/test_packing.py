@@ -26,7 +26,7 @@ def test_rows_hold_every_sequence_once_within_the_bound(lengths: list[int], boun
         assert len(row) == 1 or sum(lengths[index] for index in row) <= bound
     fitting = [length for length in lengths if length <= bound]
     half_empty = [row for row in rows if 2 * sum(lengths[index] for index in row) <= bound]
-    assert len(half_empty) <= 1  # Two such rows would have been one.
+    assert len(half_empty) <= 1  # Two such rows would have fitted into one.
     assert len(rows) <= len(lengths) - len(fitting) + 2 * -(-sum(fitting) // bound)
 
 
@@ -81,7 +81,7 @@ def test_every_output_token_is_trained_once_with_what_belongs_to_it(
     assert sorted(found) == sorted(wanted)
 
 
-def test_of_a_constrained_turn_what_nobody_chose_has_no_advantage() -> None:
+def test_tokens_without_a_choice_in_a_constrained_turn_have_no_advantage() -> None:
     logprobs = (-0.7, 0.0, -1e-6, -3.0)
     constrained = turn([4, 5, 6, 7], logprobs=logprobs, convention=LogprobConvention.CONSTRAINED)
     free = turn([4, 5, 6, 7], logprobs=logprobs)
@@ -97,10 +97,10 @@ def test_of_a_constrained_turn_what_nobody_chose_has_no_advantage() -> None:
 
 
 @pytest.mark.parametrize("convention", [LogprobConvention.ADJUSTED, LogprobConvention.UNTRUNCATED])
-def test_tokens_of_an_altered_distribution_are_marked_and_all_of_them_were_chosen(
+def test_tokens_of_an_altered_distribution_are_marked_and_count_as_choices(
     convention: LogprobConvention,
 ) -> None:
-    """After a penalty or a bias, too, a probability of 1 is the policy's own doing."""
+    """After a penalty or a bias too, a probability of 1 is the policy's own."""
     batch = Batch(
         trajectories=(trajectory(turn([4, 5], logprobs=(0.0, -3.0), convention=convention)),),
         groups=(0,),

@@ -1,4 +1,4 @@
-"""Redacted tokens are context, and nothing else: the others are trained as if nothing had been redacted."""
+"""Redacted tokens are only context: the others are trained as if nothing had been redacted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PER_TOKEN = ("targets_N", "temperature_N", "behaviour_N", "staleness_N", "traje
 
 @st.composite
 def redacted(draw: st.DrawFn) -> tuple[Trajectory, Trajectory]:
-    """A trajectory, and the same with masked tokens."""
+    """Return a trajectory, and the same one with masked tokens."""
     whole = draw(trees())
     turns = []
     for turn in whole.turns:
@@ -33,7 +33,7 @@ def redacted(draw: st.DrawFn) -> tuple[Trajectory, Trajectory]:
 
 
 def trained(trajectory: Trajectory) -> dict[tuple[int, int], tuple[float, ...]]:
-    """What is trained, by turn and position in its output."""
+    """Return the trained tokens by turn and position in its output."""
     batch = Batch(trajectories=(trajectory,), groups=(0,), base_version=3)
     advantages = [[1.0 + number for number in range(len(trajectory.turns))]]
     found: dict[tuple[int, int], tuple[float, ...]] = {}
@@ -60,7 +60,7 @@ def _tokens(part: MicroBatch, trajectory: Trajectory) -> dict[tuple[int, int], t
 
 
 @given(redacted())
-def test_what_is_not_redacted_is_trained_as_before(both: tuple[Trajectory, Trajectory]) -> None:
+def test_unredacted_tokens_are_trained_as_before(both: tuple[Trajectory, Trajectory]) -> None:
     whole, masked = both
     hidden = {
         (number, position - len(turn.prompt_ids))
@@ -73,7 +73,7 @@ def test_what_is_not_redacted_is_trained_as_before(both: tuple[Trajectory, Traje
 
 
 @given(trees())
-def test_what_is_redacted_whole_teaches_nothing(tree: Trajectory) -> None:
+def test_a_fully_redacted_answer_gives_no_gradient(tree: Trajectory) -> None:
     turns = tuple(
         msgspec.structs.replace(turn, masked=((0, len(turn.prompt_ids) + len(turn.output_ids)),))
         for turn in tree.turns

@@ -1,4 +1,4 @@
-"""Token trees to sequences: every trained token in exactly one sequence, at its own place in its own context."""
+"""Token trees to sequences: every trained token is in exactly one sequence, at its own place in its own context."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_conversation_is_one_sequence() -> None:
     assert [(span.turn, span.start, span.length) for span in sequence.spans] == [(0, 1, 2), (1, 4, 1)]
 
 
-def test_branches_share_their_past_and_train_it_once() -> None:
+def test_branches_share_their_history_and_train_it_once() -> None:
     tree = trajectory(
         turn([4, 5], prompt=[1]),
         turn([6], prompt=[2], parent=0, prefix=3),

@@ -33,20 +33,20 @@ def test_staleness_counts_from_the_oldest_token(version: int, dropped: bool) -> 
         trajectory(msgspec.structs.replace(turn([4, 5]), spans=(VersionSpan(version=0, start=0, end=1),))),
     ],
 )
-def test_what_does_not_hold_together_is_not_trained(tree: Trajectory) -> None:
+def test_inconsistent_trajectories_are_not_trained(tree: Trajectory) -> None:
     assert unusable(tree, 0, 4, 64) is SkipReason.MALFORMED
 
 
-def test_rewards_of_turns_are_rewards() -> None:
+def test_rewards_of_turns_count_as_rewards() -> None:
     assert unusable(trajectory(turn([4]), reward=None), 0, 4, 64) is SkipReason.NO_REWARD
     assert unusable(trajectory(turn([4], reward=0.0), reward=None), 0, 4, 64) is None
 
 
-def test_greedy_turns_teach_nothing() -> None:
+def test_greedy_turns_are_not_trained() -> None:
     assert unusable(trajectory(turn([4], temperature=0.0)), 0, 4, 64) is SkipReason.NOTHING_TRAINABLE
 
 
-def test_what_is_dropped_is_named_and_the_rest_keeps_its_groups() -> None:
+def test_dropped_trajectories_are_named_and_the_rest_keep_their_groups() -> None:
     usable = [trajectory(turn([4])) for _ in range(3)]
     groups = [group_of([usable[0], trajectory(turn([99])), usable[1]]), group_of([usable[2]], None)]
     batch, dropped = drop_unusable(flatten(groups, 0), 4, 64)
@@ -55,7 +55,7 @@ def test_what_is_dropped_is_named_and_the_rest_keeps_its_groups() -> None:
     assert dropped == {1: SkipReason.MALFORMED}
 
 
-def test_trajectories_of_no_group_are_compared_with_nobody() -> None:
+def test_trajectories_without_a_group_have_no_cohort() -> None:
     ungrouped = group_of([trajectory(turn([4])) for _ in range(3)], None)
     together = group_of([trajectory(turn([4])) for _ in range(2)], "a")
     assert flatten([ungrouped, together, together], 7).groups == (0, 1, 2, 3, 3, 4, 4)

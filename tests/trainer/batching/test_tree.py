@@ -1,4 +1,4 @@
-"""A shared prefix is computed once, and nothing is another number for it."""
+"""A shared prefix is computed once, and this changes no result."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def row_of(length: int, first: int = 0) -> Row:
     return tree_row([range(first, first + length)], [0])
 
 
-def test_what_shares_much_shares_a_row_and_what_shares_little_does_not() -> None:
+def test_sequences_share_a_row_only_if_they_share_much() -> None:
     prefix = list(range(512))
     branches = [[*prefix, *[1000 + branch] * 64] for branch in range(8)]
     (row,) = tree_rows(branches, 16384)
@@ -85,7 +85,7 @@ def test_what_shares_much_shares_a_row_and_what_shares_little_does_not() -> None
     assert 5 < len(many) < 20  # One row's attention would cost more than computing the prefix a few times.
 
 
-def test_rows_of_one_length_are_one_part_and_a_long_one_is_apart() -> None:
+def test_rows_of_one_length_form_one_micro_batch_and_a_long_one_another() -> None:
     short, long = [row_of(20) for _ in range(30)], row_of(900)
     assert sorted(map(len, even_parts([long, *short], 16384))) == [1, 30]
 
@@ -96,7 +96,7 @@ def test_rows_of_one_length_are_one_part_and_a_long_one_is_apart() -> None:
     bound=st.integers(8, 80),
     packing=st.sampled_from(Packing),
 )
-def test_log_probabilities_and_gradients_are_those_of_single_sequences(
+def test_log_probabilities_and_gradients_equal_those_of_single_sequences(
     model: PolicyModel, members: list[Trajectory], bound: int, packing: Packing
 ) -> None:
     batch = Batch(trajectories=tuple(members), groups=tuple(range(len(members))), base_version=3)
@@ -139,7 +139,7 @@ def test_in_float32_a_deep_tree_has_the_gradient_of_its_branches(tiny_model: Pat
 def singly(
     model: PolicyModel, members: list[Trajectory], sequences: list[TrainingSequence]
 ) -> tuple[dict[Place, float], Tensor]:
-    """What the transformer itself says of each sequence, and the gradient of the weighted sum."""
+    """Return the transformer's results for each sequence alone, and the gradient of the weighted sum."""
     model.zero_grad(set_to_none=True)
     values: dict[Place, float] = {}
     for sequence in sequences:
@@ -168,7 +168,7 @@ def logits_of(model: PolicyModel, ids_BT: Tensor) -> Tensor:
 def laid_out(
     model: PolicyModel, batch: Batch, sequences: list[TrainingSequence], settings: BatchSettings
 ) -> tuple[dict[Place, float], Tensor]:
-    """The same by micro-batches."""
+    """Return the same, computed by micro-batches."""
     model.zero_grad(set_to_none=True)
     advantages = [[1.0] * len(member.turns) for member in batch.trajectories]
     values = learn(model, pack(batch, advantages, sequences, settings, GRPO))

@@ -63,7 +63,7 @@ def test_the_batch_is_filled_up_from_what_waits(start: Start, tiny_model: Path, 
     trainer.loop.step()
     (commit,) = proxy.commits
     assert commit.claim_ids == tuple(proxy.claimed)
-    assert len(proxy.claimed) == 4  # two groups, then one at a time: each claims only what is missing
+    assert len(proxy.claimed) == 4  # two groups, then one at a time: each claim requests only what is missing
     assert sorted(skipped(commit.step.audit)) == ["no_signal"] * 6 + ["trained"] * 4
     assert set(proxy.consumed.values()) == {1}
     assert len(proxy.consumed) == 10
@@ -96,7 +96,7 @@ def test_each_batch_is_prepared_once(
     assert prepared == ([4, 6] if fill else [4])
 
 
-def test_without_the_part_nothing_more_is_claimed(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_without_fill_nothing_more_is_claimed(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model))
     proxy.offer([*silent(1), *telling(3)])
     trainer = start(proxy, filling(tmp_path, algorithm={"fill": False}))
@@ -119,7 +119,7 @@ def test_leaving_out_changes_no_gradient(start: Start, tiny_model: Path, tmp_pat
     assert same(*weights)
 
 
-def test_a_batch_is_made_of_what_there_is_when_nothing_more_waits(
+def test_an_incomplete_batch_is_used_when_nothing_more_arrives(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model))
@@ -133,7 +133,7 @@ def test_a_batch_is_made_of_what_there_is_when_nothing_more_waits(
     assert (line["extra_claims"], line["with_signal"], line["wanted"]) == (0, 2, 4)
 
 
-def test_no_more_claims_are_held_than_may_be(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_the_number_of_held_claims_never_exceeds_the_bound(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     """If no group has a signal, the claims are consumed by a version of unchanged weights."""
     proxy = TrainingProxy(base_model=str(tiny_model), source=lambda version: group(1.0, 1.0, version=version))
     trainer = start(proxy, filling(tmp_path))
@@ -148,7 +148,7 @@ def test_no_more_claims_are_held_than_may_be(start: Start, tiny_model: Path, tmp
     assert same(trainer.weights(), before)
 
 
-def test_a_kept_batch_of_several_claims_goes_with_the_next_version(
+def test_a_held_batch_of_several_claims_is_committed_with_the_next_version(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model))
@@ -171,7 +171,7 @@ def test_a_kept_batch_of_several_claims_goes_with_the_next_version(
     assert trainer.claims.taken_together() == ()
 
 
-def test_a_lost_lease_of_any_claim_undoes_the_whole_batch(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_lost_lease_of_any_claim_discards_the_whole_batch(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model))
     proxy.offer([*silent(1), *telling(2), *silent(1)])
     trainer = start(proxy, filling(tmp_path))
@@ -208,7 +208,7 @@ def test_a_process_that_dies_between_the_claims_leaves_nothing_consumed(
     assert len(proxy.consumed) == 6
 
 
-def test_a_proxy_that_falls_silent_meanwhile_leaves_the_batch_as_it_is(
+def test_a_proxy_that_stops_answering_leaves_the_batch_unchanged(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model))
@@ -228,7 +228,7 @@ def test_a_proxy_that_falls_silent_meanwhile_leaves_the_batch_as_it_is(
     assert sorted(skipped(proxy.commits[0].step.audit)) == ["no_signal", "no_signal", "trained", "trained"]
 
 
-def test_batches_asked_for_ahead_are_filled_up_too(tiny_model: Path, tmp_path: Path) -> None:
+def test_prefetched_batches_are_filled_too(tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model))
     proxy.offer([*silent(1), *telling(2)])
     changed = Condition()
@@ -247,7 +247,7 @@ def test_batches_asked_for_ahead_are_filled_up_too(tiny_model: Path, tmp_path: P
         trainer.parts.ending.close()
 
 
-def test_rewards_that_the_penalty_made_equal_are_said(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_rewards_made_equal_by_the_penalty_are_logged(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     """The log names the cause and the remedy."""
     proxy = TrainingProxy(base_model=str(tiny_model))
     long, short = turn([4] * 8), turn([4] * 2)
@@ -263,7 +263,7 @@ def test_rewards_that_the_penalty_made_equal_are_said(start: Start, tiny_model: 
     assert len(proxy.leases) == 1
 
 
-def test_a_bound_that_has_changed_is_said_once(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_changed_bound_is_logged_once(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), max_new_tokens=64)
     trainer = start(proxy, filling(tmp_path, algorithm={"preset": "dapo"}))
     trainer.loop.resume()
@@ -283,10 +283,11 @@ def test_a_bound_that_has_changed_is_said_once(start: Start, tiny_model: Path, t
     want=st.integers(1, 8),
     kept=st.integers(0, MOST_KEPT - 1),
 )
-def test_a_batch_has_what_was_wanted_or_all_that_may_be_had(
+def test_a_batch_has_the_requested_number_or_all_available(
     offered: list[tuple[int, bool]], want: int, kept: int
 ) -> None:
-    """A batch has no session twice, no more claims than the bound, and at most one group more signal than wanted."""
+    """A batch contains no session twice, no more claims than the bound, and at most one group more with a signal than
+    requested."""
     groups = [
         group_of([trajectory(turn([4]), reward=float(told and not index)) for index in range(size + 1)], f"g{number}")
         for number, (size, told) in enumerate(offered)

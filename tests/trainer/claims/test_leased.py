@@ -27,8 +27,8 @@ def connected(proxy: TrainingProxy, directory: Path, ending: ExitStack) -> Conne
     return connect(client, settings(directory, batch={"trajectories": 1}), PROCESS, ending)
 
 
-def test_the_end_gives_back_also_what_it_never_saw(proxy: TrainingProxy, tmp_path: Path) -> None:
-    """A claim whose answer was lost is given back with the one in hand, and another process's is not."""
+def test_the_end_releases_claims_whose_answer_was_lost(proxy: TrainingProxy, tmp_path: Path) -> None:
+    """A claim whose answer was lost is released together with the current one; another process's claim is not."""
     with ExitStack() as ending:
         connection = connected(proxy, tmp_path, ending)
         for process in (PROCESS, "another"):
@@ -41,8 +41,8 @@ def test_the_end_gives_back_also_what_it_never_saw(proxy: TrainingProxy, tmp_pat
         assert connection.leases.held() == []
 
 
-def test_the_end_waits_for_no_proxy(proxy: TrainingProxy, tmp_path: Path) -> None:
-    """What is in hand is named where it cannot be given back; with nothing in hand there is nothing to say."""
+def test_the_end_does_not_wait_for_a_proxy(proxy: TrainingProxy, tmp_path: Path) -> None:
+    """Current claims are named if they cannot be released; without any, nothing is logged."""
     with ExitStack() as ending:
         claims = connected(proxy, tmp_path, ending).claims
         claims.take(0)

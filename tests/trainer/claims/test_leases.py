@@ -36,14 +36,14 @@ def claim(proxy: TrainingProxy, keeper: LeaseKeeper) -> ClaimId:
 
 
 @given(expires=st.floats(-1e6, 1e6))
-def test_heartbeats_come_three_times_a_lease_whatever_the_clocks_say(expires: float) -> None:
+def test_heartbeats_are_sent_three_times_per_lease_whatever_the_clocks_show(expires: float) -> None:
     pause = pause_before_heartbeat(expires, 0.0)
     assert 0.25 <= pause <= 20.0
     if 0.75 < expires < 60:
         assert pause == pytest.approx(expires / 3)
 
 
-def test_all_held_leases_outlive_their_first_term(proxy: TrainingProxy, keeper: LeaseKeeper) -> None:
+def test_all_held_leases_are_renewed_beyond_their_first_term(proxy: TrainingProxy, keeper: LeaseKeeper) -> None:
     first, second = claim(proxy, keeper), claim(proxy, keeper)
     proxy.wait_for(lambda: min(proxy.heartbeats.count(first), proxy.heartbeats.count(second)) >= 4)
     assert keeper.held() == [first, second]
@@ -57,7 +57,7 @@ def test_a_dropped_lease_is_not_renewed(proxy: TrainingProxy, keeper: LeaseKeepe
     assert set(proxy.heartbeats) == {second}
 
 
-def test_a_lost_lease_is_known_to_be_lost(proxy: TrainingProxy, keeper: LeaseKeeper) -> None:
+def test_a_lost_lease_is_reported_as_lost(proxy: TrainingProxy, keeper: LeaseKeeper) -> None:
     lost, held = claim(proxy, keeper), claim(proxy, keeper)
     with proxy.changed:
         proxy.leases.pop(lost)
@@ -66,7 +66,7 @@ def test_a_lost_lease_is_known_to_be_lost(proxy: TrainingProxy, keeper: LeaseKee
     assert keeper.is_held(held)
 
 
-def test_an_outage_does_not_end_the_keeping(proxy: TrainingProxy, keeper: LeaseKeeper) -> None:
+def test_an_outage_does_not_end_the_renewal(proxy: TrainingProxy, keeper: LeaseKeeper) -> None:
     with proxy.changed:
         proxy.lease_seconds = 60.0
     held = claim(proxy, keeper)

@@ -1,4 +1,4 @@
-"""Who lives on this machine is told by locks, so that no trainer takes a live one for dead."""
+"""Locks show which trainers live on this machine, so that no trainer takes a live one for dead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ presence.leave()
 
 
 class Neighbour:
-    """A trainer's process that does nothing but be there."""
+    """A trainer's process that does nothing but hold its lock."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.process = subprocess.Popen(
@@ -53,7 +53,7 @@ def neighbour(tmp_path: Path) -> Iterator[Neighbour]:
     made.kill()
 
 
-def test_one_that_was_killed_is_dead_and_one_that_lives_is_not(tmp_path: Path, neighbour: Neighbour) -> None:
+def test_a_killed_process_is_dead_and_a_living_one_is_not(tmp_path: Path, neighbour: Neighbour) -> None:
     own = Presence(tmp_path, "own")
     own.announce()
     assert own.dead() == []
@@ -65,13 +65,13 @@ def test_one_that_was_killed_is_dead_and_one_that_lives_is_not(tmp_path: Path, n
     own.leave()
 
 
-def test_who_takes_leave_is_not_dead_but_gone(tmp_path: Path, neighbour: Neighbour) -> None:
+def test_a_process_that_ended_cleanly_is_gone_and_not_dead(tmp_path: Path, neighbour: Neighbour) -> None:
     neighbour.farewell()
     assert Presence(tmp_path, "own").dead() == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_other_machines_nothing_is_known(tmp_path: Path, neighbour: Neighbour) -> None:
+def test_processes_of_other_machines_are_unknown(tmp_path: Path, neighbour: Neighbour) -> None:
     neighbour.kill()
     (tmp_path / "neighbour").write_text("another-machine")
     assert Presence(tmp_path, "own").dead() == []

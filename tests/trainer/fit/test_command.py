@@ -1,4 +1,5 @@
-"""`python -m trainer fit` against the real proxy: what is learnt, what is published, and what is left of failures."""
+"""`python -m trainer fit` with the real proxy: what is learnt, what is published, and that failures leave nothing
+behind."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def proxy(base: Path, tmp_path: Path) -> Iterator[RealProxy]:
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command is meant for a process of its own: what it makes of this one is undone."""
+    """Undo the changes that the command makes to its process, since it is meant for a process of its own."""
     monkeypatch.setenv("BASE_RL_TRAINER__API_KEY", TRAINER)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     before, logging = signal.getsignal(signal.SIGTERM), structlog.get_config()
@@ -193,7 +194,7 @@ def test_preferences_widen_the_margin(proxy: RealProxy, capsys: pytest.CaptureFi
 def test_a_reward_model_ranks_pairs_that_it_has_not_seen(
     proxy: RealProxy, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The rule: answers of large ids are better."""
+    """The rule: answers with large ids are better."""
     from transformers import AutoModelForSequenceClassification
 
     for _ in range(24):
@@ -212,7 +213,9 @@ def test_a_reward_model_ranks_pairs_that_it_has_not_seen(
     assert refused(proxy, capsys, WRONG, "reward-model", "--output", str(output)).startswith("--output")
 
 
-def test_from_files_as_from_the_proxy(proxy: RealProxy, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_export_gives_the_same_result_as_the_proxy(
+    proxy: RealProxy, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     pytest.importorskip("pyarrow")
     good = [proxy.session(1.0) for _ in range(4)]
     prefer(proxy, good[0], good[1])
@@ -259,7 +262,7 @@ def _tokens(found: Examples) -> Any:
     )
 
 
-def test_what_is_evaluated_or_unfinished_or_foreign_is_not_learnt(
+def test_evaluated_unfinished_and_foreign_sessions_are_not_learnt(
     proxy: RealProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept, evaluated, unfinished = [proxy.session(1.0) for _ in range(3)]
@@ -298,7 +301,7 @@ def test_a_process_that_ends_in_its_commit_leaves_nothing_half_done(
     assert not list(proxy.weights.glob("*/*/.uncommitted"))
 
 
-def test_a_trainer_that_was_first_wins_and_one_that_comes_after_goes_on(
+def test_the_first_of_trainer_and_fit_to_commit_wins(
     proxy: RealProxy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = ProxyClient.commit
@@ -321,7 +324,7 @@ def test_a_trainer_that_was_first_wins_and_one_that_comes_after_goes_on(
         outcome = fit(proxy, capsys, "sft", "--all")
         assert outcome["version"] == 2
         proxy.group([1.0, 0.0, 0.5, 0.0], version=2)
-        trainer.loop.step()  # learns that the head is another one
+        trainer.loop.step()  # notices that the head has moved
         assert trainer.loop.head.version == 2
         assert trainer.learner.steps == 1, "the schedule goes on"
         for name, value in _moments(trainer.learner).items():
@@ -335,7 +338,7 @@ def _moments(learner: Any) -> dict[str, torch.Tensor]:
     return {name: values["exp_avg"] for name, values in state.items()}
 
 
-def test_what_makes_no_sense_is_told(
+def test_contradictory_options_are_refused(
     proxy: RealProxy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "--min-reward" in refused(proxy, capsys, WRONG, "sft")
@@ -357,8 +360,7 @@ def test_what_makes_no_sense_is_told(
 
 @pytest.mark.end_to_end
 def test_it_ends_cleanly_when_asked_to(proxy: RealProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`base-rl fit`, which finds proxy, key and weights by the data directory, told to end in the middle of its
-    epochs."""
+    """`base-rl fit`, which finds proxy, key and weights in the data directory, is asked to end between its epochs."""
     for _ in range(4):
         proxy.session(1.0)
     data_dir = proxy.weights.parent

@@ -1,4 +1,4 @@
-"""`python -m trainer fit --data` against the real proxy: files make versions that are served, and that name them."""
+"""`python -m trainer fit --data` with the real proxy: files make versions that are served and that name the files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainer.replay.command import main as replay
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights for every token of the tokenizer."""
+    """Return a model with weights for every token of the tokenizer."""
     directory = write_model(tmp_path_factory.mktemp("data") / "base")
     torch.manual_seed(0)
     model = small_qwen3(vocab_size=512)
@@ -69,7 +69,7 @@ def answer(text: str) -> dict[str, str]:
 
 
 def loss(proxy: RealProxy, path: Path, weights: str | None) -> float:
-    """The mean negative log-likelihood of the file's answers, under a version."""
+    """Return the mean negative log-likelihood of the file's answers under a version."""
     model = load_tiny(proxy.base)
     if weights is not None:
         load_weights(model.named_weights(), Path(weights))
@@ -116,7 +116,7 @@ def test_pairs_of_a_file_widen_the_margin(
     assert [file["name"] for file in about["fit"]["files"]] == ["pairs.jsonl"]
 
 
-def test_labels_of_a_file_tell_good_from_bad(
+def test_labels_of_a_file_separate_good_from_bad(
     proxy: RealProxy, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     rows = [
@@ -136,8 +136,8 @@ def test_labels_of_a_file_tell_good_from_bad(
     assert (options["beta"], options["desirable_weight"]) == (0.1, 1.0)
 
 
-def test_rewards_of_sessions_tell_good_from_bad(proxy: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
-    """The rule: the policy's own ids are good ones below 32, and bad ones above."""
+def test_rewards_of_sessions_separate_good_from_bad(proxy: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rule: ids below 32 are good, others bad."""
     for _ in range(16):
         proxy.session(1.0, highest=32)
         proxy.session(0.0)
@@ -151,7 +151,7 @@ def test_rewards_of_sessions_tell_good_from_bad(proxy: RealProxy, capsys: pytest
     assert (len(record["sessions"]), record["options"]["threshold"]) == (24, 0.5)
 
 
-def test_what_makes_no_sense_with_files_is_told(
+def test_contradictory_options_for_files_are_refused(
     proxy: RealProxy, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = written(tmp_path / "rows.jsonl", [{"messages": [asked(1), answer("2")]}, {"text": "x"}])

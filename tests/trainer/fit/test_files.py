@@ -45,14 +45,14 @@ def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
         (b"[" * 100_000, "rows.jsonl, line 1: this is not JSON"),
     ],
 )
-def test_what_is_broken_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_broken_row_is_named(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(NothingToFit, match=said):
         list(rows_of(path))
 
 
-def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NothingToFit, match="there is no such file"):
         list(rows_of(tmp_path / "rows.jsonl"))
     (tmp_path / "rows.csv").write_text("a,b\n")

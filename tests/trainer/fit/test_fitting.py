@@ -1,4 +1,4 @@
-"""Steps over packed rows against losses written out side by side, and what a reward model's scores are."""
+"""Compare steps over packed rows with losses written out side by side, and check the scores of a reward model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def branching(*outputs: tuple[int, ...]) -> Trajectory:
-    """A session of several ends, so that one side is several sequences."""
+    """Return a session with several leaves, so that one side is several sequences."""
     root = turn(outputs[0], prompt=(1, 2, 3))
     rest = [turn(output, prompt=(9,), parent=0, prefix=3 + len(outputs[0])) for output in outputs[1:]]
     return trajectory(root, *rest)
@@ -42,7 +42,8 @@ PAIRS = [
 
 
 def reckoned(model: PolicyModel, side: Trajectory) -> tuple[torch.Tensor, int]:
-    """(summed log-probability of all outputs, their tokens), each after its own prompt, by transformers' logits."""
+    """Return (summed log-probability of all outputs, number of their tokens), each after its own prompt, from
+    transformers' logits."""
     inner: Any = model.inner
     paths: list[list[int]] = []
     total, tokens = torch.zeros(()), 0
@@ -75,7 +76,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_preferences_over_micro_batches_have_the_gradient_of_the_whole(
     tiny_model: Path, other_model: Path, form: PreferenceForm, settings: BatchSettings
 ) -> None:
-    """The reference is remembered of the weights at the beginning, which have changed since."""
+    """The reference keeps the log-probabilities of the initial weights, which have changed since."""
     model = load_tiny(tiny_model)
     objective = Preferences(model, settings, CPU, form, 0.3, 0.0)
     objective.remember(PAIRS)
@@ -106,7 +107,7 @@ def test_preferences_over_micro_batches_have_the_gradient_of_the_whole(
     assert objective.evaluate(PAIRS)["loss"] == pytest.approx(found, rel=1e-5)
 
 
-def test_before_the_first_step_dpo_is_log_two_and_no_pair_is_ahead(tiny_model: Path) -> None:
+def test_before_the_first_step_the_dpo_loss_is_log_two_for_every_pair(tiny_model: Path) -> None:
     objective = Preferences(load_tiny(tiny_model), SMALL, CPU, PreferenceForm.SIGMOID, 0.1, 0.0)
     objective.remember(PAIRS)
     figures = objective.evaluate(PAIRS)
@@ -132,7 +133,7 @@ def test_imitation_over_micro_batches_is_the_mean_over_all_tokens(tiny_model: Pa
 
 
 def scored(classifier: Any, side: Trajectory) -> torch.Tensor:
-    """By transformers' own forward pass: the whole path of the last turn."""
+    """Return the score of the whole path of the last turn by transformers' own forward pass."""
     node = side.turns[-1]
     before = []
     if node.parent is not None:
@@ -144,7 +145,7 @@ def scored(classifier: Any, side: Trajectory) -> torch.Tensor:
 
 
 def last_alone(side: Trajectory) -> Trajectory:
-    """As `records.pairs_of` leaves it for a reward model."""
+    """Return the session as `records.pairs_of` prepares it for a reward model."""
     turns = [msgspec.structs.replace(node, trainable=node is side.turns[-1]) for node in side.turns]
     return msgspec.structs.replace(side, turns=tuple(turns))
 
@@ -207,7 +208,7 @@ def test_steps_and_their_order_follow_from_the_seed(tiny_model: Path) -> None:
     assert torch.equal(weights[0], weights[1])
 
 
-def test_a_learning_rate_goes_down_over_the_steps_that_a_fit_takes(tiny_model: Path) -> None:
+def test_the_learning_rate_decays_over_the_steps_of_a_fit(tiny_model: Path) -> None:
     examples = [Example(id=str(index), trajectory=branching((10 + index, 11))) for index in range(4)]
     model = load_tiny(tiny_model)
     told: list[Progress] = []
@@ -216,7 +217,7 @@ def test_a_learning_rate_goes_down_over_the_steps_that_a_fit_takes(tiny_model: P
     assert [each.learning_rate for each in told] == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
 
 
-def test_a_gradient_that_is_not_finite_moves_nothing(tiny_model: Path) -> None:
+def test_a_gradient_that_is_not_finite_changes_nothing(tiny_model: Path) -> None:
     model = load_tiny(tiny_model)
     with torch.no_grad():
         model.inner.get_input_embeddings().weight[10] = math.inf  # type: ignore[operator]
@@ -238,7 +239,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "share", "out"), [(10, 0.2, 2), (10, 0.0, 0), (2, 0.01, 1), (1, 0.5, 0), (0, 0.5, 0), (4, 0.99, 3)]
 )
-def test_what_is_held_out_is_the_same_however_it_comes(count: int, share: float, out: int) -> None:
+def test_the_held_out_examples_do_not_depend_on_the_order(count: int, share: float, out: int) -> None:
     examples = [Example(id=str(index), trajectory=branching((1,))) for index in range(count)]
     learnt, rest = held_out(examples, share)
     assert (len(learnt), len(rest)) == (count - out, out)

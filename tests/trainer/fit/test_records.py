@@ -1,4 +1,4 @@
-"""What is learnt of an exported session."""
+"""The parts of an exported session that are learnt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def learnt(*turns: dict[str, Any]) -> list[str]:
     return [turn.id for each in found.examples for turn in each.trajectory.turns if turn.trainable]
 
 
-def test_choices_that_the_agent_left_behind_are_not_imitated() -> None:
+def test_superseded_choices_are_not_imitated() -> None:
     choices = [exported(name) for name in "abc"]
     assert learnt(*choices, exported("d", 1, 5)) == ["b", "d"]
     assert learnt(*choices) == ["a", "b", "c"], "nothing says which one the reward is about"
@@ -46,5 +46,5 @@ def test_an_answer_that_the_agent_never_saw_is_not_imitated() -> None:
     assert learnt(exported("a"), cut, exported("c", 1, 8)) == ["a", "b", "c"], "it was sent back"
 
 
-def test_a_session_that_is_no_tree_is_dropped() -> None:
+def test_a_session_whose_turns_form_no_tree_is_dropped() -> None:
     assert learnt(exported("a", 1, 2), exported("b", 0, 2)) == []

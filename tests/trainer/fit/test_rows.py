@@ -1,4 +1,4 @@
-"""Rows of files as token trees: the run's own tokenizer and template, and only answers learnt."""
+"""Rows of files become token trees by the run's own tokenizer and template, and only answers are learnt."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def learnt(template: ChatTemplate, side: Trajectory) -> list[str]:
 
 
 def path_of(side: Trajectory, last: int = -1) -> list[int]:
-    """The ids of the path to a turn, its output included."""
+    """Return the ids of the path to a turn, including its output."""
     paths: list[list[int]] = []
     for turn in side.turns:
         before = [] if turn.parent is None else paths[turn.parent][: turn.prefix_tokens]
@@ -57,7 +57,7 @@ def path_of(side: Trajectory, last: int = -1) -> list[int]:
 
 
 def test_a_conversation_is_rendered_as_the_proxy_renders_it(tmp_path: Path, model: Path) -> None:
-    """Answers alone are learnt, each with the token that ends it; what the agent read is context."""
+    """Only answers are learnt, each with its end token; everything that the agent received is context."""
     messages: list[dict[str, Any]] = [USER, CALL, RESULT, ANSWER]
     (example,) = read(tmp_path, model, SFT, {"messages": messages, "tools": TOOLS}).items
     assert isinstance(example, Example)
@@ -120,7 +120,7 @@ def test_plain_text_ends_with_the_end_of_the_text(tmp_path: Path, model: Path) -
     assert tuple(first.trajectory.turns[0].prompt_ids) == template.encode("17 + 25 =")
 
 
-def test_what_cannot_be_learnt_from_is_counted_by_its_reason(tmp_path: Path, model: Path) -> None:
+def test_rows_that_cannot_be_learnt_are_counted_by_reason(tmp_path: Path, model: Path) -> None:
     rows = (
         {"messages": [USER, ANSWER]},
         {"messages": [USER, {"role": "assistant", "content": "42 " * 600}]},
@@ -160,7 +160,7 @@ def test_columns_that_are_missing_or_wrong_are_named(
         read(tmp_path, model, kind, row)
 
 
-def test_the_same_file_is_not_learnt_from_twice(tmp_path: Path, model: Path) -> None:
+def test_a_file_given_twice_is_learnt_once(tmp_path: Path, model: Path) -> None:
     paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
     for path in paths:
         path.write_text(json.dumps({"messages": [USER, ANSWER]}))

@@ -1,4 +1,5 @@
-"""KTO over packed rows against its terms written out side by side, and the pairs that make its reference point."""
+"""Compare KTO over packed rows with its terms written out side by side, and check the pairs of its reference
+point."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def test_at_the_reference_nothing_is_gained(tiny_model: Path) -> None:
     assert "margin" not in objective.evaluate([item for item in ITEMS if item.desirable])
 
 
-def test_a_mismatched_pair_is_one_prompt_before_anothers_answer() -> None:
+def test_a_mismatched_pair_has_a_prompt_and_the_answer_to_another() -> None:
     long = trajectory(turn([10, 11], prompt=(1, 2)), turn([12, 13], prompt=(3,), parent=0, prefix=4))
     other = trajectory(turn([20], prompt=(7, 8, 9)))
     pair = mismatched(other, long, None)

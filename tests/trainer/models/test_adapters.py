@@ -1,4 +1,4 @@
-"""Adapters against W + alpha / rank · B A in float64, and several of them over one model."""
+"""Compare adapters with W + alpha / rank · B A in float64, and train several over one model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def adapters_of(directory: Path, **shapes: AdapterSettings) -> Adapters:
 
 
 def randomise(policy: AdaptedPolicy, seed: int = 0) -> None:
-    """B is zero in the beginning, where half of the gradient is too."""
+    """Randomise B, which starts at zero, where half of the gradient is zero too."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, weight in policy.named_weights():
@@ -50,7 +50,7 @@ def randomise(policy: AdaptedPolicy, seed: int = 0) -> None:
 
 
 def logprobs_of(policy: Any, ids: tuple[int, ...] = IDS) -> Tensor:
-    """Of every token behind the first."""
+    """Return the log-probability of every token after the first."""
     count = len(ids) - 1
     ids_1T = torch.tensor([ids])
     found: Tensor = policy(
@@ -60,8 +60,8 @@ def logprobs_of(policy: Any, ids: tuple[int, ...] = IDS) -> Tensor:
 
 
 def reckoned(directory: Path, policy: AdaptedPolicy) -> tuple[Tensor, dict[str, Tensor]]:
-    """The same log-probabilities by transformers' own forward pass in float64 under W + alpha / rank · B A, and the
-    gradient of their sum."""
+    """Return the same log-probabilities by transformers' own forward pass in float64 with W + alpha / rank · B A, and
+    the gradient of their sum."""
     network: Any = load_tiny(directory).inner.double()
     leaves = {name: weight.detach().double().requires_grad_() for name, weight in policy.named_weights()}
     weights = dict(network.named_parameters())
@@ -87,7 +87,7 @@ def reckoned(directory: Path, policy: AdaptedPolicy) -> tuple[Tensor, dict[str, 
     alpha=st.floats(0.5, 16),
     targets=st.sampled_from(["all-linear", ("q_proj", "v_proj"), ("mlp.down_proj",), ("layers.1.self_attn.o_proj",)]),
 )
-def test_log_probabilities_and_gradients_are_those_of_the_low_rank_difference(
+def test_log_probabilities_and_gradients_equal_those_of_the_low_rank_update(
     tiny_model: Path, rank: int, alpha: float, targets: Any
 ) -> None:
     policy = adapters_of(tiny_model, one=AdapterSettings(rank=rank, alpha=alpha, targets=targets))["one"]
@@ -100,7 +100,7 @@ def test_log_probabilities_and_gradients_are_those_of_the_low_rank_difference(
     for name, weight in policy.named_weights():
         assert weight.grad is not None
         apart = float((weight.grad.double() - gradients[name]).norm() / gradients[name].norm())
-        assert apart < 1e-4, (name, apart)  # float32's: sums of terms of either sign
+        assert apart < 1e-4, (name, apart)  # rounding of float32: sums of terms of either sign
     assert all(
         weight.grad is None and not weight.requires_grad
         for name, weight in policy.adapters.model.inner.named_parameters()
@@ -155,7 +155,7 @@ def test_adapters_over_one_model_learn_as_if_they_were_alone(tiny_model: Path) -
         assert ".lora_" in name or torch.equal(weight, base[name])
 
 
-def test_the_reference_is_the_base_and_no_second_model(tiny_model: Path) -> None:
+def test_the_reference_is_the_base_without_a_second_model(tiny_model: Path) -> None:
     settings = TrainerSettings(adapter=AdapterSettings(rank=2))
     policy = load_learnt(tiny_model, settings, ALONE)
     assert isinstance(policy, AdaptedPolicy)
@@ -181,13 +181,13 @@ def test_the_reference_is_the_base_and_no_second_model(tiny_model: Path) -> None
         torch.testing.assert_close(weight, wanted, atol=1e-6, rtol=1e-5, msg=name)
 
 
-def test_a_new_adapter_is_the_seed_s_and_begins_anew(tiny_model: Path) -> None:
+def test_a_new_adapter_depends_only_on_the_seed(tiny_model: Path) -> None:
     drawn = []
     for seed in (0, 0, 1):
         settings = TrainerSettings(seed=seed, adapter=AdapterSettings(rank=2))
         policy = load_learnt(tiny_model, settings, ALONE)
         assert isinstance(policy, AdaptedPolicy)
-        torch.rand(7)  # nothing hangs on the process's own generator
+        torch.rand(7)  # nothing depends on the process's own random generator
         first = copies(policy)
         randomise(policy)
         policy.load_base(tiny_model)
@@ -199,7 +199,7 @@ def test_a_new_adapter_is_the_seed_s_and_begins_anew(tiny_model: Path) -> None:
     assert 0 < float(drawn[0][name].abs().max()) <= drawn[0][name].shape[1] ** -0.5
 
 
-def test_dropout_is_for_passes_that_learn(tiny_model: Path) -> None:
+def test_dropout_applies_only_to_training_passes(tiny_model: Path) -> None:
     policy = adapters_of(tiny_model, one=AdapterSettings(rank=4, dropout=0.5))["one"]
     randomise(policy)
     torch.manual_seed(0)
@@ -211,7 +211,7 @@ def test_dropout_is_for_passes_that_learn(tiny_model: Path) -> None:
     torch.testing.assert_close(looked[0].double(), reckoned(tiny_model, policy)[0], atol=1e-5, rtol=1e-5)
 
 
-def test_targets_that_the_model_has_not_are_refused(tiny_model: Path) -> None:
+def test_targets_missing_from_the_model_are_refused(tiny_model: Path) -> None:
     for targets, said in [
         (("q_proj", "query"), "no linear layers called 'query'; it has down_proj, gate_proj, k_proj"),
         (("embed_tokens",), "no linear layers called 'embed_tokens'"),
@@ -232,14 +232,14 @@ def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "", "a.b", "lora_x"])
-def test_names_that_cannot_be_are_refused(tiny_model: Path, name: str) -> None:
+def test_invalid_target_names_are_refused(tiny_model: Path, name: str) -> None:
     adapters = adapters_of(tiny_model, one=AdapterSettings(rank=1))
     with pytest.raises(ValueError, match="cannot be the name of an adapter"):
         adapters.add(name, AdapterSettings(rank=1), 0)
 
 
-def test_an_adapter_may_come_later(tiny_model: Path) -> None:
-    """One that is added while another one is trained leaves that one active."""
+def test_an_adapter_can_be_added_later(tiny_model: Path) -> None:
+    """Adding an adapter while another one is trained leaves that one active."""
     adapters = adapters_of(tiny_model, one=AdapterSettings(rank=2))
     randomise(adapters["one"])
     before = logprobs_of(adapters["one"]).detach()

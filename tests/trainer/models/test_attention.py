@@ -1,4 +1,4 @@
-"""The block mask is the dense one, and models compute the same under both."""
+"""The block mask equals the dense one, and models compute the same results under both."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(rows=st.lists(lengths, min_size=1, max_size=3))
-def test_the_reach_of_sequences_one_behind_the_other_is_where_they_end(rows: list[list[int]]) -> None:
+def test_the_reach_of_consecutive_sequences_is_their_end(rows: list[list[int]]) -> None:
     width = max(map(sum, rows))
     filled = [[*row, *[1] * (width - sum(row))] for row in rows]
     positions_BT = torch.tensor([[place for length in row for place in range(length)] for row in filled])
@@ -56,8 +56,8 @@ def test_the_reach_of_sequences_one_behind_the_other_is_where_they_end(rows: lis
 @pytest.mark.usefixtures("small_blocks")
 @settings(max_examples=30)
 @given(rows=st.lists(token_lists, min_size=1, max_size=3))
-def test_the_block_mask_of_trees_is_the_dense_one(rows: list[list[list[int]]]) -> None:
-    """Also in which blocks it calls full: those that torch finds by looking at every pair."""
+def test_the_block_mask_of_trees_equals_the_dense_one(rows: list[list[list[int]]]) -> None:
+    """This includes which blocks it marks as full: those that torch finds by checking every pair."""
     trees = [tree_row(row, sorted(range(len(row)), key=row.__getitem__)) for row in rows]
     width = max(map(len, trees))
     reach_BT = torch.tensor([[*tree.reach, *range(len(tree) + 1, width + 1)] for tree in trees])
@@ -75,7 +75,7 @@ def test_the_block_mask_of_trees_is_the_dense_one(rows: list[list[list[int]]]) -
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("tokens", [300, 256, 40])
-def test_flex_attention_under_the_block_mask_is_sdpa_under_the_dense_one(
+def test_flex_attention_under_the_block_mask_equals_sdpa_under_the_dense_one(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_compiled", lambda: flex_attention)
@@ -91,14 +91,14 @@ def test_flex_attention_under_the_block_mask_is_sdpa_under_the_dense_one(
 
 
 def a_tree(tokens: int) -> list[int]:
-    """The reach of a row with a prefix of half of it and five branches."""
+    """Return the reach of a row whose prefix is half of it, with five branches."""
     branch = tokens // 10
     prefix = [7] * (tokens - 5 * branch)
     return list(tree_row([prefix + [9 + number] * branch for number in range(5)], range(5)).reach)
 
 
 def a_batch() -> Batch:
-    """Two groups with a prompt of 150 tokens each, whose members branch again."""
+    """Return two groups with a prompt of 150 tokens each, whose members branch again."""
     numbers = random.Random(0)
 
     def ids(count: int) -> list[int]:
@@ -121,7 +121,7 @@ def micro_batches(packing: Packing) -> list[MicroBatch]:
 
 
 def learnt(model: Any, packing: Packing) -> tuple[Tensor, dict[str, Tensor]]:
-    """Every trained token's log-probability, and the gradient of a sum of them with other weights for each."""
+    """Return every trained token's log-probability, and the gradient of a sum of them with different weights."""
     model.zero_grad(set_to_none=True)
     values = []
     for each in micro_batches(packing):
@@ -198,7 +198,7 @@ def test_references_and_critics_compute_by_blocks_too(tiny_model: Path) -> None:
 @pytest.mark.usefixtures("small_blocks")
 @settings(max_examples=60)
 @given(rows=st.lists(token_lists, min_size=1, max_size=3), groups=st.sampled_from([1, 2]))
-def test_on_a_cpu_sdpa_goes_through_blocks(rows: list[list[list[int]]], groups: int) -> None:
+def test_on_a_cpu_sdpa_computes_by_blocks(rows: list[list[list[int]]], groups: int) -> None:
     trees = [tree_row(row, sorted(range(len(row)), key=row.__getitem__)) for row in rows]
     width = max(map(len, trees))
     reach_BT = torch.tensor([[*tree.reach, *range(len(tree) + 1, width + 1)] for tree in trees])
@@ -217,7 +217,7 @@ def test_on_a_cpu_sdpa_goes_through_blocks(rows: list[list[list[int]]], groups: 
         torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
 
 
-def test_blocks_that_nothing_sees_are_left_out() -> None:
+def test_blocks_that_nothing_sees_are_skipped() -> None:
     """A prompt of 512 tokens with eight answers of 64: the prompt without a mask, then two answers at a time."""
     row = tree_row([[1] * 512 + [2 + number] * 64 for number in range(8)], range(8))
     mask = block_mask(torch.tensor([row.reach]))
@@ -231,11 +231,11 @@ def test_blocks_that_nothing_sees_are_left_out() -> None:
     assert mask.segments(torch.float32) is segments, "made once for all layers"
 
 
-@pytest.mark.filterwarnings("ignore")  # of what torch's compiler imports and does
-def test_blocks_are_refused_with_the_reason_where_they_do_not_work(
+@pytest.mark.filterwarnings("ignore")  # warnings of torch's compiler about its own imports
+def test_blocks_are_refused_with_the_reason_if_they_do_not_work(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """flex_attention itself, on a CPU."""
+    """flex_attention itself fails on a CPU."""
     monkeypatch.setattr(attention, "attend_with_sdpa", attention.attend_with_flex)
     with pytest.raises(
         ConfigurationError, match=r"trainer\.attention: .* does not support backward on CPU.*use auto or whole"
@@ -255,10 +255,10 @@ def broken(*arguments: Any, **options: Any) -> Tensor:
     ("made", "reason"),
     [(wrong, "results differ from those under a whole mask"), (broken, "RuntimeError: no C compiler$")],
 )
-def test_where_blocks_do_not_work_masks_are_whole(
+def test_whole_masks_are_used_if_blocks_do_not_work(
     made: Callable[..., Tensor], reason: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU whose machine lacks what the kernel needs."""
+    """The same happens on a GPU whose machine lacks a requirement of the kernel."""
     as_on_cuda(monkeypatch)
     monkeypatch.setattr(attention, "flex_kernel", lambda: made)
     with capture_logs() as logs:

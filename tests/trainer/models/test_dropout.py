@@ -23,7 +23,7 @@ PLACES = torch.arange(11)
 
 
 def save_with_dropout(directory: Path, kind: str) -> Path:
-    """A small model of a kind, every dropout of whose configuration is one half."""
+    """Save a small model of a kind; every dropout in its configuration is one half."""
     import transformers
 
     shape = {**SMALL, "max_position_embeddings": 64}
@@ -46,13 +46,13 @@ def save_with_dropout(directory: Path, kind: str) -> Path:
     model: Any = causal.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(4.0)  # the default initialisation is so small that dropout would hardly show
+            parameter.mul_(4.0)  # with the small default initialisation dropout has almost no effect
     model.save_pretrained(directory)
     return directory
 
 
 def learnt(model: PolicyModel) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Log-probabilities of a pass that learns, and its gradient."""
+    """Return log-probabilities of a training pass, and its gradient."""
     model.zero_grad(set_to_none=True)
     logprobs_N, _ = model(IDS, torch.arange(12)[None], PLACES, IDS[0, 1:], torch.ones(11))
     torch.autograd.backward(logprobs_N.sum())

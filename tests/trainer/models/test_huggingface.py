@@ -95,7 +95,7 @@ def test_bfloat16_computes_coarsely_over_float32_weights(tiny_model: Path) -> No
     }
 
 
-def test_a_model_whose_packed_sequences_see_each_other_does_not_take_them_packed(
+def test_a_model_whose_packed_sequences_see_each_other_gets_padded_rows(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import transformers.masking_utils
@@ -105,9 +105,7 @@ def test_a_model_whose_packed_sequences_see_each_other_does_not_take_them_packed
     assert load_tiny(tiny_model).packings == {Packing.PADDED, Packing.TREE}
 
 
-def test_a_model_that_makes_masks_of_its_own_does_not_take_trees(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_with_masks_of_its_own_gets_no_trees(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers.models.qwen3.modeling_qwen3 as qwen3
 
     make = cast("Any", qwen3).create_causal_mask
@@ -119,10 +117,10 @@ def test_a_model_that_makes_masks_of_its_own_does_not_take_trees(
     assert load_tiny(tiny_model).packings == {Packing.PADDED, Packing.PACKED}
 
 
-def test_a_model_with_a_window_does_not_take_trees_and_says_what_it_gets(
+def test_a_model_with_a_window_gets_padded_rows_with_a_warning(
     tmp_path: Path,
 ) -> None:
-    """The window is longer than what the model is tried with."""
+    """The window is longer than the rows of the test at the start."""
     from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     windows: list[tuple[Any, Any, frozenset[Packing]]] = [
@@ -162,7 +160,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["fsdp", "archon"])
 def test_a_float32_head_brings_a_bfloat16_model_closer_to_float32(tmp_path: Path, backend: str) -> None:
-    """The logits are large, as those of trained models are, and the layers add little: rounding in the head is most
+    """The logits are large, like those of trained models, and the layers add little, so rounding in the head is most
     of the error."""
     model: Any = small_qwen3(vocab_size=64, tie_word_embeddings=False)
     with torch.no_grad():

@@ -19,7 +19,7 @@ def model(tiny_model: Path) -> ValueModel:
 
 
 def values(model: ValueModel, *sequences: list[int]) -> torch.Tensor:
-    """One after the other in one row, at every position."""
+    """Return the values at every position of the sequences, laid out one after another in one row."""
     ids = [token for sequence in sequences for token in sequence]
     positions = [place for sequence in sequences for place in range(len(sequence))]
     with torch.no_grad():
@@ -27,13 +27,11 @@ def values(model: ValueModel, *sequences: list[int]) -> torch.Tensor:
     return found
 
 
-def test_it_begins_at_zero_everywhere(model: ValueModel) -> None:
+def test_a_critic_starts_at_zero_everywhere(model: ValueModel) -> None:
     assert values(model, [1, 2, 3], [4, 5]).tolist() == [0.0] * 5
 
 
-def test_a_value_is_the_head_over_the_transformers_last_state_however_packed(
-    model: ValueModel, tiny_model: Path
-) -> None:
+def test_a_value_is_the_head_over_the_last_state_in_any_packing(model: ValueModel, tiny_model: Path) -> None:
     torch.nn.init.normal_(model.value_head.weight)
     torch.nn.init.constant_(model.value_head.bias, 0.5)
     inner: Any = load_transformer(tiny_model, activation_checkpointing=False).eval()
@@ -45,7 +43,7 @@ def test_a_value_is_the_head_over_the_transformers_last_state_however_packed(
     torch.testing.assert_close(values(model, [1, 2, 3, 9], [4, 5]).double(), torch.cat(wanted), atol=1e-5, rtol=1e-5)
 
 
-def test_its_weights_are_the_transformers_and_the_head(model: ValueModel, tiny_model: Path) -> None:
+def test_a_critics_weights_are_the_transformers_and_the_head(model: ValueModel, tiny_model: Path) -> None:
     inner: Any = load_transformer(tiny_model, activation_checkpointing=False)
     weights = dict(model.named_weights())
     assert weights.keys() == {*dict(inner.named_parameters()), "value_head.weight", "value_head.bias"}

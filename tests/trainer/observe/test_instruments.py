@@ -54,12 +54,12 @@ def test_every_metric_is_documented_and_every_documented_metric_is_reported(
         "kl_teacher",
         "seconds_other_runs",
         "mismatch_warning",
-    }  # a GPU's, a teacher's, of several runs, and of an engine that computes something else
+    }  # of a GPU, a teacher, several runs, and an engine with wrong log-probabilities
     assert "engine_idle_ratio" not in proxy.commits[0].step.metrics
     assert proxy.commits[1].step.metrics["engine_idle_ratio"] == 0.7
 
 
-def test_seconds_are_of_a_whole_round(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_seconds_cover_a_whole_round(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     trainer = start(proxy, settings(tmp_path))
     trainer.loop.resume()
@@ -73,7 +73,7 @@ def test_seconds_are_of_a_whole_round(start: Start, tiny_model: Path, tmp_path: 
         assert metrics["trainer_idle_ratio"] == pytest.approx(metrics["seconds_claim"] / spent)
 
 
-def test_a_sink_has_what_the_store_has(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_sink_gets_the_metrics_of_the_store(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     configured = settings(tmp_path / "weights", metrics={"sinks": ["tensorboard"], "directory": str(tmp_path)})
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_trace_has_the_phases_of_the_chosen_steps(
     assert names["aten::mm"] > 0
 
 
-def test_a_directory_that_cannot_be_written_costs_the_trace_alone(
+def test_a_directory_that_cannot_be_written_loses_only_the_trace(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -137,10 +137,10 @@ class Settings:
 """
 
 
-def test_a_process_ends_in_time_whatever_its_sinks_do(
+def test_a_process_ends_in_time_even_if_a_sink_hangs(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sink works. The other is a library that hangs as soon as it is used, and again at the exit."""
+    """One sink works. The other is a library that hangs when it is used, and again at the exit."""
     (tmp_path / "stub").mkdir()
     (tmp_path / "stub" / "wandb.py").write_text(HANGING_WANDB)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "stub"), os.environ.get("PYTHONPATH", "")]))

@@ -56,7 +56,7 @@ def test_only_steps_in_a_row_above_the_bounds_warn_and_pause(gaps: list[float | 
             far = above = 0
 
 
-def test_without_bounds_nothing_is_said() -> None:
+def test_without_bounds_there_is_no_warning() -> None:
     assert watched([9.0] * 9, warn_above=0, pause_above=0) == ([False] * 9, [])
 
 
@@ -65,8 +65,9 @@ def test_a_pause_below_the_warning_is_refused() -> None:
         MismatchSettings(warn_above=0.5, pause_above=0.1)
 
 
-def test_an_engine_that_computes_something_else_is_warned_of_and_pauses_the_run(tmp_path: Path) -> None:
-    """The recorded log-probabilities are invented: far from those of the model under the version that they name."""
+def test_an_engine_with_wrong_log_probabilities_causes_a_warning_and_a_pause(tmp_path: Path) -> None:
+    """The recorded log-probabilities are invented, and far from those of the model under the version that they
+    name."""
     with (
         real_proxy(tmp_path, write_real_model(tmp_path / "base")) as proxy,
         proxy.trainer(batch={"trajectories": 2}, mismatch={"warn_above": 0.1, "pause_above": 0.5, "steps": 2}) as it,

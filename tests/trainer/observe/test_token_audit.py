@@ -20,7 +20,7 @@ def batch_of(trajectories: list[Trajectory]) -> Batch:
 def record(
     places: list[tuple[int, int]], logprobs: list[float], *, constrained: frozenset[int] = frozenset()
 ) -> TokenRecord:
-    """`places` are (trajectory, turn) per token; the engine's log-probabilities are all −1."""
+    """Return a record of tokens at `places`, (trajectory, turn); the engine's log-probabilities are all −1."""
     count = len(places)
     return TokenRecord(
         logprobs_N=torch.tensor(logprobs),
@@ -39,7 +39,7 @@ def record(
     )
 
 
-def test_tokens_are_told_by_turn_in_the_order_of_their_output() -> None:
+def test_tokens_are_recorded_by_turn_in_output_order() -> None:
     """Turns of a trajectory may have been trained in different micro-batches."""
     own = trajectory(turn([7, 8]), turn([9], parent=0, prefix=5, prompt=[]))
     tokens = record([(0, 1), (0, 0), (0, 0)], [-1.5, -1.0, -2.0])
@@ -51,7 +51,7 @@ def test_tokens_are_told_by_turn_in_the_order_of_their_output() -> None:
 
 
 @given(st.integers(1, 12), st.integers(0, 11), st.integers(1, 12))
-def test_the_worst_is_among_those_that_are_kept(count: int, worst: int, sample: int) -> None:
+def test_the_trajectory_with_the_largest_gap_is_recorded(count: int, worst: int, sample: int) -> None:
     worst %= count
     batch = batch_of([trajectory(turn([1])) for _ in range(count)])
     logprobs = [-1.0] * count
@@ -64,13 +64,13 @@ def test_the_worst_is_among_those_that_are_kept(count: int, worst: int, sample: 
     assert set(chosen) <= set(sampled(batch, tokens, sample + 1))
 
 
-def test_what_a_constraint_renormalised_is_no_gap() -> None:
+def test_constrained_tokens_do_not_count_in_the_gap() -> None:
     batch = batch_of([trajectory(turn([1])) for _ in range(3)])
     tokens = record([(0, 0), (1, 0), (2, 0)], [-9.0, -1.1, -1.0], constrained=frozenset({0}))
     assert sampled(batch, tokens, 1) == [1]
 
 
-def test_nothing_is_kept_where_nothing_is_asked_for() -> None:
+def test_a_sample_of_zero_records_nothing() -> None:
     batch = batch_of([trajectory(turn([1]))])
     assert audit_tokens(batch, record([(0, 0)], [-1.0]), 0) == ()
     assert audit_tokens(batch, None, 4) == ()

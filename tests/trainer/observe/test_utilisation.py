@@ -28,14 +28,14 @@ def reading(process: str, seconds: float, busy: float) -> EngineReading:
     return EngineReading(process=process, seconds=seconds, busy_seconds=busy)
 
 
-def test_an_engine_is_idle_where_it_was_not_busy() -> None:
+def test_an_engine_is_idle_when_it_was_not_busy() -> None:
     idle = EngineIdle()
     assert idle.ratio(reading("a", 10.0, 9.0)) is None
     assert idle.ratio(reading("a", 20.0, 11.5)) == 0.75
     assert idle.ratio(reading("a", 24.0, 15.5)) == 0.0
 
 
-def test_nothing_is_said_across_processes_of_the_proxy() -> None:
+def test_counters_of_two_proxy_processes_are_not_compared() -> None:
     idle = EngineIdle()
     idle.ratio(reading("a", 10.0, 9.0))
     assert idle.ratio(reading("b", 30.0, 1.0)) is None
@@ -49,7 +49,7 @@ def test_nothing_is_said_across_processes_of_the_proxy() -> None:
     [("qwen2", load_policy), ("qwen3", load_policy), ("qwen3", load_archon), ("qwen3_moe", load_archon)],
 )
 def test_the_arithmetic_of_a_pass_is_what_torch_counts(name: str, load: Any, tmp_path: Path) -> None:
-    """torch counts attention over all pairs of a row, which is what it is asked for here."""
+    """torch counts attention over all pairs of a row, as the test requests here."""
     save_random(tmp_path, name)
     model = load(tmp_path, Precision.FLOAT32, token_logprobs, activation_checkpointing=False)
     flops = ModelFlops.of(tmp_path)
@@ -65,7 +65,7 @@ def test_the_arithmetic_of_a_pass_is_what_torch_counts(name: str, load: Any, tmp
         forward = counter.get_total_flops()
         logprobs.sum().backward()
     assert forward == flops.forward(rows * width, rows * width * width, 5)
-    # The head is chunked and computed again in the backward pass, which is not the model's own arithmetic.
+    # The head is chunked and computed again in the backward pass, which is not part of the model's own arithmetic.
     again = flops.per_prediction * 5
     assert counter.get_total_flops() - forward in (2 * forward, 2 * forward + again)
 
@@ -95,8 +95,8 @@ def test_padding_is_not_counted(packing: Packing, lengths: tuple[int, ...]) -> N
     ]
 
 
-def test_what_is_computed_once_is_counted_once() -> None:
-    """One goes on where the other ends, so the longer is all there is."""
+def test_shared_tokens_are_counted_once() -> None:
+    """One sequence continues the other, so only the longer one is computed."""
     (one,) = packed(Packing.TREE, 5, 3)
     assert counted_tokens(one) == (8, 8 * 9 // 2, 8)
 

@@ -26,17 +26,17 @@ def warnings_after(preset: str, batches: list[Advantages]) -> int:
 
 
 @pytest.mark.parametrize(("preset", "warned"), [("grpo", 1), ("rloo", 1), ("reinforce_pp", 0), ("ppo", 0)])
-def test_traffic_without_groups_and_tasks_is_warned_of_once(preset: str, warned: int) -> None:
+def test_traffic_without_groups_and_tasks_causes_one_warning(preset: str, warned: int) -> None:
     assert warnings_after(preset, [compared(preset)] * 2) == 0
     assert warnings_after(preset, [compared(preset)] * 9) == warned
 
 
-def test_groups_or_tasks_are_what_is_wanted() -> None:
+def test_groups_or_tasks_cause_no_warning() -> None:
     lone, grouped, named = compared("grpo"), compared("grpo", grouped=True), compared("grpo", task="a")
     assert warnings_after("grpo", [lone, lone, grouped, lone, lone, named] * 2) == 0
     assert warnings_after("grpo", [lone] * 3 + [grouped] + [lone] * 3) == 2
 
 
-def test_batches_without_rewards_say_nothing() -> None:
+def test_batches_without_rewards_cause_no_warning() -> None:
     nothing = assign([], [], PRESETS["grpo"], RunningMeans.fresh(0.9))
     assert warnings_after("grpo", [nothing] * 9) == 0

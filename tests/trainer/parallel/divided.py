@@ -1,4 +1,4 @@
-"""What the processes of a gang run."""
+"""Functions that the processes of a gang run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def divided(ranks: Ranks, directory: Path, settings: TrainerSettings) -> dict[st
 
 
 def failing(ranks: Ranks, directory: Path, settings: TrainerSettings) -> tuple[Any, ...]:
-    """Of an update in which something fails: whether a step was taken, why not, and the weights before and after."""
+    """Make an update in which something fails. Return whether a step was taken, why not, and the weights before and
+    after."""
     model = load_learnt(directory, settings, ranks)
     before = whole_weights(model.named_weights(), ranks)
     outcome = Learner(model, resolve(settings.algorithm), settings.optimizer, ranks).update(batch_of(settings))
@@ -44,7 +45,7 @@ def failing(ranks: Ranks, directory: Path, settings: TrainerSettings) -> tuple[A
 def go_on(
     ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, heads: Sequence[Head], updates: int
 ) -> list[list[Head]]:
-    """From each of the versions, with a model and an optimiser of its own: the versions made by so many updates."""
+    """Continue from each version with a new model and optimiser. Return the versions made by this many updates."""
     ranks = ranks.arranged(layout_of(settings))
     publisher = DiskPublisher(directory, base, 100, ranks=ranks)
     found = []
@@ -59,7 +60,7 @@ def go_on(
 
 
 def die_while_writing(ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, head: Head) -> None:
-    """Every rank, by kill -9, with its own part written."""
+    """Kill every rank with SIGKILL after it has written its own part."""
     write = StateWriter.write_data
 
     def die(*arguments: Any) -> None:
@@ -70,7 +71,7 @@ def die_while_writing(ranks: Ranks, base: Path, settings: TrainerSettings, direc
 
 
 def refused_by_a_disk(ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, head: Head) -> str:
-    """What every rank says where the second one's disk is full."""
+    """Return every rank's error if the second one's disk is full."""
 
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""What ranks wrote together is read by as many, fewer or more (`make test-ranks`)."""
+"""A state written by several ranks is read by the same number, fewer or more (`make test-ranks`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = (1, 2, 4)
 
 @dataclass(frozen=True)
 class World:
-    """A model, how so many processes train it, and where its versions are."""
+    """A model, how a number of processes trains it, and the directory of its versions."""
 
     base: Path
     directory: Path
@@ -52,7 +52,7 @@ def sharded(_size: int) -> TrainerSettings:
 
 
 def experts(size: int) -> TrainerSettings:
-    """archon: tensors sharded twice along one dimension, stacks of experts, and layers that only one rank has."""
+    """archon with tensors sharded twice along one dimension, stacks of experts, and layers that only one rank has."""
     layout = {1: None, 2: "p2", 4: "d2t2e2"}[size]
     return settings_of(layout=layout, algorithm={"mini_batches": 2})
 
@@ -67,7 +67,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def undisturbed(world: World) -> Callable[[int], list[Head]]:
-    """Two versions, one after the other, of so many processes."""
+    """Return two consecutive versions made by this many processes."""
     return cache(lambda size: world.in_gang(size, [world.head], 2)[0])
 
 
@@ -78,14 +78,14 @@ def flat(tree: Any, path: str = "") -> dict[str, torch.Tensor]:
 
 
 def contents(head: Head) -> dict[str, torch.Tensor]:
-    """Weights and trainer state."""
+    """Return weights and trainer state."""
     assert head.weights is not None
     directory = Path(head.weights.uri)
     return {**read_weights(directory), **flat(load_state(directory / "trainer_state", ALONE, {}))}
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_run_goes_on_on_any_number_of_ranks_from_any_other(
+def test_a_run_continues_on_any_number_of_ranks(
     world: World, undisturbed: Callable[[int], list[Head]], size: int
 ) -> None:
     wanted = contents(undisturbed(1)[1])
@@ -95,7 +95,7 @@ def test_a_run_goes_on_on_any_number_of_ranks_from_any_other(
         assert tensors.keys() == wanted.keys()
         for name, tensor in tensors.items():
             gap = (tensor - wanted[name]).abs().max()
-            assert not gap > 1e-5, (written, name, gap)  # a mean that nobody knows yet is no number
+            assert not gap > 1e-5, (written, name, gap)  # a mean without any value yet is not a number
         if written == size:
             same = contents(undisturbed(size)[1])
             assert all(torch.equal(tensor.nan_to_num(), same[name].nan_to_num()) for name, tensor in tensors.items())
@@ -112,7 +112,7 @@ def test_every_rank_writes_its_own_part(world: World, undisturbed: Callable[[int
     assert max(sizes[4]) < sizes[1][0] / 2
 
 
-def test_ranks_that_die_while_they_write_leave_what_is_collected(world: World, tmp_path: Path) -> None:
+def test_ranks_that_die_while_writing_leave_only_removable_files(world: World, tmp_path: Path) -> None:
     arguments = (world.base, world.settings(2), tmp_path, world.head)
     with pytest.raises(AssertionError, match="rank"):
         together(2, die_while_writing, *arguments)
@@ -123,7 +123,7 @@ def test_ranks_that_die_while_they_write_leave_what_is_collected(world: World, t
     assert list((tmp_path / "run_test").iterdir()) == []
 
 
-def test_the_full_disk_of_one_rank_is_said_by_all_and_leaves_nothing(world: World, tmp_path: Path) -> None:
+def test_a_full_disk_of_one_rank_is_reported_by_all_and_leaves_nothing(world: World, tmp_path: Path) -> None:
     said = together(2, refused_by_a_disk, world.base, world.settings(2), tmp_path, world.head)
     assert "at rank 1: [Errno 28] No space left on device" in said
     assert list((tmp_path / "run_test").iterdir()) == []

@@ -1,4 +1,4 @@
-"""Models sharded over two and four processes on gloo take the steps that one process takes (`make test-ranks`)."""
+"""Models sharded over two and four processes on gloo make the same steps as one process (`make test-ranks`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path) -> Any:
-    """What one process makes of it."""
+    """Return the result of one process."""
 
     @cache
     def made(**changes: Any) -> Any:
@@ -37,19 +37,20 @@ def alone(checkpoint: Path) -> Any:
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}], ids=["kept", "computed_again"])
-def test_two_updates_are_those_of_one_process(
+def test_two_updates_equal_those_of_one_process(
     checkpoint: Path, alone: Any, size: int, changes: dict[str, Any]
 ) -> None:
-    """Losses, log-probabilities, gradient norms and weights, with clipping; the state goes over the disk between."""
+    """Compare losses, log-probabilities, gradient norms and weights, with clipping; the state is written and read in
+    between."""
     wanted, settings = alone(), settings_of(backend="fsdp", **changes)
     assert min(wanted["norms"]) > settings.optimizer.clip_norm, "gradients are clipped"
     compare(together(size, divided, checkpoint, settings), wanted)
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_bfloat16_is_as_coarse_sharded_as_it_is_whole(checkpoint: Path, alone: Any, size: int) -> None:
-    """The first update is that of one process in bfloat16, whose rows are the same. Its coarse steps lead on to
-    somewhat other ones, as roundings fall otherwise."""
+def test_sharded_bfloat16_is_as_accurate_as_whole(checkpoint: Path, alone: Any, size: int) -> None:
+    """The first update equals that of one process in bfloat16 with the same rows. Later ones differ slightly, because
+    values round differently."""
     found = together(size, divided, checkpoint, settings_of(backend="fsdp", precision="bfloat16"))
     whole, exact = alone(precision="bfloat16"), alone()
     assert (found["logprobs"][0] - whole["logprobs"][0]).abs().max() < 1e-5
@@ -61,7 +62,7 @@ def test_bfloat16_is_as_coarse_sharded_as_it_is_whole(checkpoint: Path, alone: A
 
 
 def test_a_reference_that_follows_is_sharded_as_the_policy_is(checkpoint: Path, alone: Any) -> None:
-    """Its average is part of the state that goes over the disk between the updates."""
+    """Its average is part of the state that is written and read between the updates."""
     moving = settings_of(backend="fsdp", reference={"ema": 0.5})
     wanted = two_updates(checkpoint, moving, ALONE)
     assert wanted is not None

@@ -25,7 +25,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @given(layouts(), st.randoms())
-def test_what_is_written_is_what_is_read_in_any_order(layout: Layout, random: Any) -> None:
+def test_a_layout_is_parsed_in_any_order(layout: Layout, random: Any) -> None:
     assert Layout.parse(str(layout)) == layout
     parts = re.findall(r"[a-z]\d+", str(layout))
     parts += [f"{letter}1" for letter in "rdctpe" if letter not in str(layout)]
@@ -42,7 +42,7 @@ def test_the_world_is_all_axes_but_the_experts(layout: Layout) -> None:
 
 
 @given(layouts(), st.integers(1, 64))
-def test_what_is_said_to_fit_another_number_of_processes_does(layout: Layout, processes: int) -> None:
+def test_suggested_layouts_fit_their_number_of_processes(layout: Layout, processes: int) -> None:
     if processes == layout.world:
         return
     with pytest.raises(ConfigurationError, match=rf"trainer.layout: .*start {layout.world}\b") as refusal:
@@ -57,7 +57,7 @@ def test_what_is_said_to_fit_another_number_of_processes_does(layout: Layout, pr
     layouts(),
     st.builds(ModelShape, layers=sizes, heads=sizes, kv_heads=sizes, intermediate=sizes, experts=st.integers(0, 8)),
 )
-def test_a_layout_that_is_taken_divides_the_model(layout: Layout, shape: ModelShape) -> None:
+def test_an_accepted_layout_divides_the_model(layout: Layout, shape: ModelShape) -> None:
     heads, kv_heads = shape.heads // layout.tensor, max(1, shape.kv_heads // layout.tensor)
     divides = (
         layout.pipeline <= shape.layers
@@ -106,7 +106,7 @@ def test_a_layout_that_does_not_fit_the_model_is_refused_with_sizes_that_do(text
         Layout.parse(text).check_model(SHAPE)
 
 
-def test_a_schedule_of_two_stages_a_rank_needs_two_layers_a_rank() -> None:
+def test_a_schedule_with_two_stages_per_rank_needs_two_layers_per_rank() -> None:
     Layout.parse("p3").check_model(SHAPE, stages_per_rank=2)
     said = "p4 needs a layer for each stage in 2 stages for each rank of p, and the model has 6 layers; p may be 1 or"
     with pytest.raises(ConfigurationError, match=re.escape(said)):
@@ -121,17 +121,17 @@ def test_a_schedule_of_two_stages_a_rank_needs_two_layers_a_rank() -> None:
         ("d2p2", "zbv", "use a layout of p alone instead of d2p2"),
     ],
 )
-def test_a_schedule_that_has_nothing_to_order_is_refused(layout: str | None, schedule: str, said: str) -> None:
+def test_a_schedule_without_a_pipeline_is_refused(layout: str | None, schedule: str, said: str) -> None:
     settings = TrainerSettings.model_validate({"backend": "archon", "layout": layout, "pipeline_schedule": schedule})
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         layout_of(settings)
 
 
-def test_experts_are_divided_only_where_there_are_some() -> None:
+def test_only_models_with_experts_divide_experts() -> None:
     with pytest.raises(ConfigurationError, match="no experts; leave e out"):
         Layout.parse("d2e2").check_model(ModelShape(layers=6, heads=8, kv_heads=2, intermediate=48, experts=0))
 
 
-def test_another_number_of_processes_is_refused_with_what_would_fit() -> None:
+def test_another_number_of_processes_is_refused_with_suggestions() -> None:
     with pytest.raises(ConfigurationError, match="d2t2 is for 4 processes, and 6 joined; start 4, or write d3t2"):
         Layout.parse("t2d2").check_world(6)

@@ -1,5 +1,5 @@
-"""A user's own loss among several processes: the same gradient, and no process waits where it fails on one of them
-(`make test-ranks`)."""
+"""A user's own loss among several processes: the gradient is the same, and no process waits if it fails on one of
+them (`make test-ranks`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_two_updates_are_those_of_one_process(checkpoint: Path, tmp_path: Path) -> None:
+def test_two_updates_equal_those_of_one_process(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(LOSS)
     settings = settings_of(backend="fsdp", algorithm={"loss": f"{tmp_path}/mine.py:loss", "mini_batches": 2})
     wanted = two_updates(checkpoint, settings, ALONE)

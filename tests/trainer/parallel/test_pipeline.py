@@ -37,16 +37,14 @@ def test_each_stage_has_a_place_and_each_layer_a_stage(schedule: PipelineSchedul
         (PipelineSchedule.ZBV, [0, 1, 2, 2, 1, 0]),
     ],
 )
-def test_stages_go_round_or_back(schedule: PipelineSchedule, places: list[int]) -> None:
+def test_stages_are_assigned_in_rounds_or_back_and_forth(schedule: PipelineSchedule, places: list[int]) -> None:
     each = pipeline(schedule, 3)
     assert [each.place(stage) for stage in range(each.stages)] == places
     assert each.last == places[-1]
 
 
 @given(schedules, st.integers(2, 6), st.integers(1, 60))
-def test_a_few_idle_micro_batches_at_the_most_make_the_number_that_is_taken(
-    schedule: PipelineSchedule, size: int, count: int
-) -> None:
+def test_few_idle_micro_batches_round_up_their_number(schedule: PipelineSchedule, size: int, count: int) -> None:
     taken = pipeline(schedule, size).taken(count)
     assert count <= taken < count + 2 * size
     assert pipeline(schedule, size).taken(taken) == taken

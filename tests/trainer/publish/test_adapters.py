@@ -1,4 +1,4 @@
-"""Versions of an adapter: read by peft, resumed by a trainer, and their size."""
+"""Versions of an adapter: peft reads them, a trainer resumes from them, and they are small."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def by_peft(base: Path, adapter: Path) -> Any:
 
     network = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # it asks transformers by an old name
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name of transformers
         return PeftModel.from_pretrained(network, str(adapter)).eval()
 
 
@@ -83,7 +83,7 @@ def test_peft_reads_a_version_of_an_adapter(tiny_model: Path, tmp_path: Path) ->
 
 
 def test_transformers_reads_a_merged_version(tiny_model: Path, tmp_path: Path) -> None:
-    """The same weights as peft merges, to the last bits of a sum; the adapter is beside them."""
+    """The weights are those that peft merges, up to the last bits of a sum; the adapter is beside them."""
     from transformers import AutoModelForCausalLM
 
     world = World(tmp_path, tiny_model, publish=AdapterPublish.MERGED)
@@ -102,7 +102,7 @@ def test_transformers_reads_a_merged_version(tiny_model: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("publish", list(AdapterPublish))
-def test_a_version_comes_back(tiny_model: Path, tmp_path: Path, publish: AdapterPublish) -> None:
+def test_a_version_is_restored(tiny_model: Path, tmp_path: Path, publish: AdapterPublish) -> None:
     world = World(tmp_path, tiny_model, publish=publish)
     randomise(world.policy)
     world.publish({"steps": 3})
@@ -144,7 +144,7 @@ def test_an_adapter_is_small_beside_its_base(tmp_path: Path) -> None:
         ({"targets": ["q_proj"]}, "target_mod"),
     ],
 )
-def test_an_adapter_of_another_shape_is_not_gone_on_from(
+def test_an_adapter_of_another_shape_is_refused(
     tiny_model: Path, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
     world = World(tmp_path, tiny_model)
@@ -153,7 +153,7 @@ def test_an_adapter_of_another_shape_is_not_gone_on_from(
         world.restore(world.load(**changed))
 
 
-def test_whole_weights_and_adapters_are_not_mistaken_for_each_other(tiny_model: Path, tmp_path: Path) -> None:
+def test_whole_weights_and_adapters_are_distinguished(tiny_model: Path, tmp_path: Path) -> None:
     world = World(tmp_path, tiny_model)
     world.publish()
     whole = load_tiny(tiny_model)
@@ -167,7 +167,7 @@ def test_whole_weights_and_adapters_are_not_mistaken_for_each_other(tiny_model: 
         world.restore(world.policy)
 
 
-def test_a_merged_version_is_trained_on_whole_with_a_new_optimiser(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_merged_version_continues_as_a_whole_model_with_a_new_optimiser(tiny_model: Path, tmp_path: Path) -> None:
     world = World(tmp_path, tiny_model, publish=AdapterPublish.MERGED)
     randomise(world.policy)
     name = next(name for name, _ in world.policy.named_weights())

@@ -73,7 +73,7 @@ class World:
         self.head = msgspec.structs.replace(self.head, version=self.head.version + 1, weights=staged.weights)
 
     def committed(self) -> Any:
-        """Publish a version and return the head that it is."""
+        """Publish a version and return the resulting head."""
         staged = self.stage()
         self.publisher.settle(staged)
         self.commit(staged)
@@ -88,7 +88,7 @@ def world(tiny_model: Path, tmp_path: Path) -> World:
     return World(tmp_path / "weights", tiny_model)
 
 
-def test_a_version_is_whole_and_its_digest_is_of_its_safetensors(world: World) -> None:
+def test_a_version_is_complete_and_its_digest_covers_its_safetensors(world: World) -> None:
     staged = world.stage()
     world.publisher.settle(staged)
     directory = Path(staged.weights.uri)
@@ -101,7 +101,7 @@ def test_a_version_is_whole_and_its_digest_is_of_its_safetensors(world: World) -
     assert (directory / "generation_config.json").is_file()
 
 
-def test_the_state_comes_back(world: World) -> None:
+def test_the_state_is_restored(world: World) -> None:
     staged, before = world.stage(), state_of(world.head)
     world.publisher.settle(staged)
     world.commit(staged)
@@ -114,7 +114,7 @@ def test_the_state_comes_back(world: World) -> None:
         assert torch.equal(wanted, found)
 
 
-def test_what_was_never_committed_is_garbage_once_its_trainer_is_dead(world: World) -> None:
+def test_an_uncommitted_version_of_a_dead_trainer_is_removed(world: World) -> None:
     dead = world.new_publisher()
     world.stage(dead)
     dead.close()
@@ -122,7 +122,7 @@ def test_what_was_never_committed_is_garbage_once_its_trainer_is_dead(world: Wor
     assert world.names() == []
 
 
-def test_what_a_living_trainer_may_still_commit_is_left_alone(world: World) -> None:
+def test_an_uncommitted_version_of_a_living_trainer_is_kept(world: World) -> None:
     living = world.new_publisher()
     staged = world.stage(living)
     assert world.publisher.collect(world.head) == []
@@ -143,7 +143,7 @@ def test_a_version_whose_commit_was_never_answered_is_kept(world: World) -> None
     assert Path(staged.weights.uri).is_dir()
 
 
-def test_a_rival_of_the_head_is_garbage_and_its_ancestors_are_not(world: World) -> None:
+def test_a_rival_of_the_head_is_removed_and_its_ancestors_are_not(world: World) -> None:
     for _ in range(2):
         staged = world.stage()
         world.publisher.settle(staged)
@@ -161,7 +161,7 @@ def test_a_discarded_version_leaves_nothing(world: World) -> None:
     assert world.names() == []
 
 
-def test_a_kill_while_writing_leaves_only_what_is_collected(world: World) -> None:
+def test_a_kill_while_writing_leaves_only_removable_files(world: World) -> None:
     script = f"""
 import os
 from pathlib import Path
@@ -181,7 +181,7 @@ publisher.stage(head, {{"weight": torch.zeros(3)}}, {{}})
     assert world.names() == []
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -203,10 +203,10 @@ def test_only_the_newest_optimiser_states_are_kept(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "whole"])
-def test_a_state_that_is_a_pickle_is_refused_unread_and_goes_as_others_do(
+def test_a_state_that_is_a_pickle_is_refused_unread_and_later_removed(
     world: World, kind: str, tmp_path: Path
 ) -> None:
-    """A pickle runs what its author wrote as soon as it is read."""
+    """A pickle runs its author's code as soon as it is read."""
     ran = tmp_path / "ran"
     made = []
     for version in range(4):
@@ -254,8 +254,8 @@ def test_a_file_that_was_not_published_is_refused(world: World) -> None:
         world.publisher.restore(head, world.model)
 
 
-def test_a_version_outside_of_the_storage_is_never_read(world: World, tmp_path: Path) -> None:
-    """Also not through a link from within it."""
+def test_a_version_outside_the_storage_is_never_read(world: World, tmp_path: Path) -> None:
+    """Nor is it read through a link inside the storage."""
     head = world.committed()
     inside = Path(head.weights.uri)
     outside = tmp_path / "outside"
@@ -267,7 +267,7 @@ def test_a_version_outside_of_the_storage_is_never_read(world: World, tmp_path: 
             world.publisher.restore(moved, world.model)
 
 
-def test_a_version_of_before_is_read_by_the_digest_of_its_weights(world: World) -> None:
+def test_an_old_version_is_verified_by_the_digest_of_its_weights(world: World) -> None:
     head = world.committed()
     shutil.rmtree(Path(head.weights.uri) / "trainer_state")
     before = msgspec.structs.replace(head, weights=msgspec.structs.replace(head.weights, files={}))
@@ -277,7 +277,7 @@ def test_a_version_of_before_is_read_by_the_digest_of_its_weights(world: World) 
         world.publisher.restore(before, world.model)
 
 
-def test_what_a_dead_trainer_left_half_removed_is_no_state_and_goes(world: World) -> None:
+def test_a_half_removed_state_of_a_dead_trainer_is_removed(world: World) -> None:
     staged = world.stage()
     world.publisher.settle(staged)
     world.commit(staged)
@@ -305,7 +305,7 @@ def test_damaged_weights_are_refused(world: World, damage: str) -> None:
         world.publisher.restore(world.head, world.model)
 
 
-def test_what_may_be_removed_has_no_state_no_mark_and_is_not_the_head(world: World) -> None:
+def test_removable_versions_have_no_state_no_mark_and_are_not_the_head(world: World) -> None:
     made = []
     for _ in range(4):
         staged = world.stage()
@@ -319,7 +319,7 @@ def test_what_may_be_removed_has_no_state_no_mark_and_is_not_the_head(world: Wor
     world.publisher.discard(uncommitted)
 
 
-def test_removing_again_is_no_error_and_nothing_else_is_touched(world: World, tmp_path: Path) -> None:
+def test_removing_twice_is_not_an_error_and_affects_nothing_else(world: World, tmp_path: Path) -> None:
     staged = world.stage()
     world.publisher.settle(staged)
     elsewhere = tmp_path / "elsewhere"

@@ -1,4 +1,5 @@
-"""The probe of a version: what transformers and peft compute from the published files, whoever divided the model."""
+"""The probe of a version: the log-probabilities that transformers and peft compute from the published files, whatever
+the layout."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def recomputed(probe: Probe, directory: Path, adapter: Path | None = None) -> li
     ],
     ids=["whole", "bfloat16", "archon", "adapter", "merged"],
 )
-def test_the_published_files_give_the_numbers_of_the_commit(
+def test_the_published_files_give_the_committed_log_probabilities(
     start: Start, tiny_model: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
@@ -86,7 +87,7 @@ def scored(ranks: Ranks, cases: list[tuple[Path, TrainerSettings]]) -> list[Prob
 
 @pytest.mark.archon
 @pytest.mark.timeout(300)
-def test_every_layout_gives_the_numbers_of_the_whole_model(tmp_path: Path) -> None:
+def test_every_layout_gives_the_log_probabilities_of_the_whole_model(tmp_path: Path) -> None:
     dense, sparse = tmp_path / "dense", tmp_path / "sparse"
     save_random(dense, "qwen3")
     save_random(sparse, "qwen3_moe")

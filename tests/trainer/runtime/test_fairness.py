@@ -12,7 +12,7 @@ from trainer.runtime.fairness import FairShare
 RUNS = ("a", "b", "c", "d")
 
 Turn = tuple[frozenset[str], frozenset[str], float]
-"""(runs with a batch, runs that may have one in a moment, seconds of the step)"""
+"""(runs with a batch, runs that may get one shortly, seconds of the step)"""
 
 SOME = st.frozensets(st.sampled_from(RUNS))
 SECONDS = st.floats(min_value=0.0, max_value=100.0, allow_nan=False)
@@ -40,7 +40,7 @@ def longest(course: Sequence[tuple[str | None, float]], *runs: str) -> float:
 
 
 @given(TURNS)
-def test_two_that_are_always_ready_are_within_a_step_of_equal(turns: list[Turn]) -> None:
+def test_two_runs_that_are_always_ready_differ_by_at_most_a_step(turns: list[Turn]) -> None:
     course = play([(ready | {"a", "b"}, undecided, seconds) for ready, undecided, seconds in turns])
     for end in range(len(course) + 1):
         done = course[:end]
@@ -48,9 +48,9 @@ def test_two_that_are_always_ready_are_within_a_step_of_equal(turns: list[Turn])
 
 
 @given(TURNS, TURNS)
-def test_who_comes_back_has_no_credit(before: list[Turn], after: list[Turn]) -> None:
-    """Over any stretch in which both are ready, whatever was before, they are within a step of each other's: so one
-    that was idle for ever so long does not make up for it."""
+def test_a_run_that_was_idle_has_no_credit(before: list[Turn], after: list[Turn]) -> None:
+    """Over any period in which both are ready, their times differ by at most a step, whatever happened before: a run
+    that was idle for long does not catch up."""
     share = FairShare(RUNS)
     earlier = play([(ready - {"b"}, undecided - {"b"}, seconds) for ready, undecided, seconds in before], share)
     course = play([(ready | {"a", "b"}, undecided, seconds) for ready, undecided, seconds in after], share)
@@ -62,16 +62,16 @@ def test_who_comes_back_has_no_credit(before: list[Turn], after: list[Turn]) -> 
 
 
 @given(TURNS)
-def test_somebody_is_chosen_whenever_nobody_is_undecided(turns: list[Turn]) -> None:
+def test_a_run_is_chosen_whenever_none_is_undecided(turns: list[Turn]) -> None:
     for (ready, _, _), (chosen, _) in zip(turns, play([(r, frozenset(), s) for r, _, s in turns]), strict=True):
         assert (chosen in ready) if ready else (chosen is None)
 
 
 @given(TURNS, SOME, SOME)
-def test_only_who_would_go_first_is_waited_for(
+def test_only_an_undecided_run_that_would_be_first_is_waited_for(
     turns: list[Turn], ready: frozenset[str], asked: frozenset[str]
 ) -> None:
-    """If the undecided turn out to have nothing, or something, it is the same choice as if that had been known."""
+    """The choice is the same as if it had been known from the start whether the undecided runs get a batch."""
     asked -= ready
 
     def choice(ready: frozenset[str], undecided: frozenset[str]) -> str | None:
@@ -88,7 +88,7 @@ def test_equal_times_take_turns() -> None:
     assert [chosen for chosen, _ in course] == [*RUNS, *RUNS]
 
 
-def test_who_left_is_never_chosen() -> None:
+def test_a_run_that_ended_is_never_chosen() -> None:
     share = FairShare(RUNS)
     share.leave("a")
     assert [chosen for chosen, _ in play([(frozenset("bcd"), frozenset(), 1.0)] * 3, share)] == ["b", "c", "d"]

@@ -1,4 +1,4 @@
-"""Steps with a model that refuses forward passes that are too large for it."""
+"""Steps with a model that runs out of memory in forward passes that are too large for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IN_ONE_STEP = dataclasses.replace(GRPO, mini_batches=1)
 
 
 def refuse(trainer: InProcess, most: int, *, after: int = 0) -> list[int]:
-    """Its forward passes, by their tokens; beyond `most` of them, and after so many passes, memory is out."""
+    """Make forward passes fail for lack of memory: those of more than `most` tokens, after this many passes."""
     forward, seen = trainer.model.forward, list[int]()
 
     def bounded(input_ids_BT: torch.Tensor, *others: Any) -> Any:
@@ -50,7 +50,8 @@ def refuse(trainer: InProcess, most: int, *, after: int = 0) -> list[int]:
 def test_a_step_that_does_not_fit_is_made_in_smaller_parts_with_the_same_gradient(
     start: Start, tiny_model: Path, tmp_path: Path, preset: str, after: int
 ) -> None:
-    """Also where some of its optimiser steps were made already. What did not fit once is not tried again."""
+    """This holds even if some of its optimiser steps were already made. A size that failed once is not tried
+    again."""
     weights, proxies = [], []
     most = 10**6
     for name in ("enough", "little"):
@@ -78,7 +79,7 @@ def test_a_step_that_does_not_fit_is_made_in_smaller_parts_with_the_same_gradien
     }
 
 
-def test_a_sequence_that_does_not_fit_alone_is_the_end_and_says_what_to_do(
+def test_a_sequence_that_does_not_fit_alone_ends_the_trainer_with_advice(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
@@ -91,7 +92,7 @@ def test_a_sequence_that_does_not_fit_alone_is_the_end_and_says_what_to_do(
 
 
 def second_of_two(directory: Path | None) -> tuple[MicroBatchMemory, Callable[[int], TrainerError], int]:
-    """The second rank's, what it says when memory is out in a step from a version, and its largest micro-batch."""
+    """Return the second rank's error if memory runs out in a step from a version, and its largest micro-batch."""
     members = [trajectory(turn([4 + index] * 5), reward=float(index)) for index in range(8)]
     batch = Batch(trajectories=tuple(members), groups=(0,) * 8, base_version=0)
     sequences = linearise(members)
@@ -102,7 +103,7 @@ def second_of_two(directory: Path | None) -> tuple[MicroBatchMemory, Callable[[i
     return memory, lambda version: memory.after_refusal(packed, sequences, version, "Tried"), largest
 
 
-def test_a_rank_of_several_that_nobody_would_start_again_says_what_to_set() -> None:
+def test_a_rank_that_would_not_be_restarted_names_the_setting_to_change() -> None:
     memory, refused, largest = second_of_two(None)
     found = refused(0)
     assert isinstance(found, MemoryExhausted)
@@ -112,7 +113,7 @@ def test_a_rank_of_several_that_nobody_would_start_again_says_what_to_set() -> N
     assert memory.settings == BatchSettings()
 
 
-def test_ranks_are_started_again_once_for_a_step_with_what_the_first_of_them_left(tmp_path: Path) -> None:
+def test_ranks_are_restarted_once_per_step_with_the_bound_of_the_first_failure(tmp_path: Path) -> None:
     restarts = Restarts(tmp_path)
     assert not restarts.grant_request()
     memory, refused, largest = second_of_two(tmp_path)
@@ -137,7 +138,7 @@ def test_ranks_are_started_again_once_for_a_step_with_what_the_first_of_them_lef
 
 @contextmanager
 def launched(url: str, weights: Path, log: Path, most: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Two ranks by the launcher, the second of which has no memory for forward passes of more tokens."""
+    """Start two ranks by the launcher; the second runs out of memory in forward passes of more tokens."""
     program = (
         "import sys; from trainer.launch import main; sys.exit(main(sys.argv[1:], 'tests.trainer.out_of_memory'))"
     )
@@ -152,7 +153,7 @@ def launched(url: str, weights: Path, log: Path, most: int) -> Iterator[subproce
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-def test_two_ranks_are_started_again_and_go_on_in_smaller_micro_batches(
+def test_two_restarted_ranks_continue_with_smaller_micro_batches(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
     proxy, log = TrainingProxy(base_model=str(tiny_model), source=random_groups()), tmp_path / "log"

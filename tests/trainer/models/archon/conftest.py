@@ -11,7 +11,7 @@ from tests.trainer.models.archon.shapes import save_random
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The directory of a model."""
+    """Return the directory of a model."""
 
     @cache
     def saved(name: str, **changes: Any) -> Path:

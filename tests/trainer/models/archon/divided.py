@@ -1,4 +1,4 @@
-"""What the processes of a gang run."""
+"""Functions that the processes of a gang run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def divided(ranks: Ranks, directory: Path, settings: TrainerSettings) -> dict[st
 
 
 def several(ranks: Ranks, cases: Sequence[tuple[Path, TrainerSettings]]) -> list[dict[str, Any] | None]:
-    """`divided`, one after the other in the same processes."""
+    """Run `divided` several times in the same processes."""
     return [divided(ranks, directory, settings) for directory, settings in cases]
 
 
 def beside(ranks: Ranks, directory: Path, settings: TrainerSettings, layout: str) -> dict[str, Any] | None:
-    """A model of transformers among ranks that divide another one."""
+    """Train a transformers model on ranks that divide another one."""
     return two_updates(directory, settings, ranks.arranged(Layout.parse(layout)))
 
 
 def published(ranks: Ranks, directory: Path, settings: TrainerSettings, target: Path) -> None:
-    """Writes the weights of a divided model as a version has them."""
+    """Write the weights of a divided model as a version's files."""
     model_ranks = ranks.arranged(layout_of(settings))
     model = load_trained(directory, settings, model_ranks)
     tensors = whole_weights(model.named_weights(), model_ranks)
@@ -42,7 +42,8 @@ def published(ranks: Ranks, directory: Path, settings: TrainerSettings, target: 
 
 
 def full(ranks: Ranks, directory: Path, settings: TrainerSettings) -> None:
-    """The last rank is out of memory in a forward pass: it says so as without a pipeline, and the others lose it."""
+    """Let the last rank run out of memory in a forward pass: it reports it as without a pipeline, and the others lose
+    it."""
     ranks = ranks.arranged(layout_of(settings))
     model = load_trained(directory, settings, ranks)
     rows = [each.rows for each in batch_of(settings)[0].micro_batches]
@@ -58,7 +59,7 @@ def full(ranks: Ranks, directory: Path, settings: TrainerSettings) -> None:
 
 
 def refused(ranks: Ranks, directory: Path, settings: TrainerSettings) -> str:
-    """What is said where a layout is refused."""
+    """Return the error for a refused layout."""
     with pytest.raises(ConfigurationError) as refusal:
         load_trained(directory, settings, ranks.arranged(layout_of(settings)))
     return str(refusal.value)

@@ -58,7 +58,7 @@ MODELS: dict[str, Callable[..., Any]] = {
 
 
 def save_random(directory: Path, name: str, **changes: Any) -> Any:
-    """Saves the model, drawn anew with weights and norms far from their defaults, and returns it."""
+    """Save the model with random weights and norms far from their defaults, and return it."""
     torch.manual_seed(0)
     model = MODELS[name](**changes)
     with torch.no_grad():

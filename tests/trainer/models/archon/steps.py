@@ -1,4 +1,4 @@
-"""Two optimiser steps on made-up trajectories, and what came of them."""
+"""Two optimiser steps on made-up trajectories, and their results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def settings_of(**changes: Any) -> TrainerSettings:
         {
             "backend": "archon",
             "algorithm": ALGORITHM,
-            # With an eps above the noise of sums in another order, which AdamW would make as large as signals.
+            # An eps above the noise of sums in another order, which AdamW would otherwise amplify to the size of
+            # signals.
             "optimizer": {"learning_rate": 0.02, "eps": 1e-2, "clip_norm": 0.5},
             "batch": {"packing": "packed", "row_tokens": 11, "max_tokens_per_microbatch": 22},
             **changes,
@@ -46,7 +47,7 @@ def settings_of(**changes: Any) -> TrainerSettings:
 
 
 def batch_of(settings: TrainerSettings) -> list[MiniBatch]:
-    """14 trajectories of unlike lengths in 4 groups, one of which teaches nothing; they begin alike."""
+    """Return 14 trajectories of different lengths in 4 groups, one of them without a signal; they begin alike."""
     generator = torch.Generator().manual_seed(1)
     members = []
     for index in range(14):
@@ -63,9 +64,11 @@ def batch_of(settings: TrainerSettings) -> list[MiniBatch]:
 
 
 def two_updates(directory: Path, settings: TrainerSettings, ranks: Ranks) -> dict[str, Any] | None:
-    """Each is two optimiser steps. Between them everything is saved, and restored into a model loaded anew.
+    """Make two updates of two optimiser steps each; in between, everything is saved and restored into a newly loaded
+    model.
 
-    Losses, gradient norms, weights, log-probabilities and optimiser state; None on all ranks but the first.
+    Return losses, gradient norms, weights, log-probabilities and optimiser state on the first rank, None on the
+    others.
     """
     algorithm = resolve(settings.algorithm)
     packed = batch_of(settings)
@@ -100,8 +103,8 @@ def two_updates(directory: Path, settings: TrainerSettings, ranks: Ranks) -> dic
 
 
 def compare(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e-5) -> None:
-    """The optimiser's first moments are sums of gradients: compared to the largest of their own tensor, so that no
-    small one is lost beside others. The second ones are squares of the same."""
+    """Compare results. The optimiser's first moments are sums of gradients: each is compared relative to the largest
+    value of its tensor, so that small ones are not lost beside others. The second moments are squares of them."""
     for key in ("losses", "norms"):
         for one, other in zip(found[key], wanted[key], strict=True):
             assert abs(one - other) < tolerance * max(1.0, abs(other)), (key, one, other)
@@ -110,7 +113,7 @@ def compare(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e
     for key in ("weights", "moments"):
         assert found[key].keys() == wanted[key].keys()
         for name, other in wanted[key].items():
-            # Twice, and of squares four times: kernels of other processors sum in other orders.
+            # Twice the tolerance, and four times for squares: kernels of other processors sum in another order.
             scale = 1.0 if key == "weights" else float(other.abs().max()) * (4 if name.endswith("_sq") else 2)
             gap = float((found[key][name] - other).abs().max())
             assert gap <= tolerance * scale, (key, name, gap, scale)

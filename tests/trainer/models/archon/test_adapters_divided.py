@@ -1,4 +1,4 @@
-"""Adapters over a base that is divided by FSDP among processes on gloo: the steps that one process takes."""
+"""Adapters over a base divided by FSDP among processes on gloo make the same steps as one process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.archon, pytest.mark.timeout(900)]
     [(2, {}), (4, {}), (2, {"activation_checkpointing": True})],
     ids=["2", "4", "2-checkpointing"],
 )
-def test_two_updates_of_an_adapter_are_those_of_one_process(
+def test_two_updates_of_an_adapter_equal_those_of_one_process(
     tmp_path: Path, size: int, changes: dict[str, Any]
 ) -> None:
-    """Held to the base, which is the model without the adapter."""
+    """The reference is the model without the adapter."""
     save_random(tmp_path, "qwen3")
     settings = settings_of(backend="fsdp", adapter={"rank": 3, "alpha": 6}, **changes)
     wanted = two_updates(tmp_path, settings, ALONE)
@@ -34,10 +34,10 @@ def test_two_updates_of_an_adapter_are_those_of_one_process(
 
 
 @pytest.mark.parametrize("adapter", [None, {"rank": 3, "alpha": 6}], ids=["whole", "adapter"])
-def test_two_updates_with_offloaded_shards_are_those_of_one_process(
+def test_two_updates_with_offloaded_shards_equal_those_of_one_process(
     tmp_path: Path, adapter: dict[str, Any] | None
 ) -> None:
-    """On a CPU shards are offloaded from where they are to where they are: FSDP's way, without the distance."""
+    """On a CPU, shards are offloaded to where they already are: FSDP's code path, without the copy."""
     save_random(tmp_path, "qwen3")
     settings = settings_of(backend="fsdp", adapter=adapter)
     offloaded = settings_of(backend="fsdp", adapter=adapter, offload=True)

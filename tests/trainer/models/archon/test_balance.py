@@ -1,4 +1,4 @@
-"""The load-balancing loss of routers against one that is written down from the paper, in float64."""
+"""Compare the routers' load-balancing loss with one written from the paper, in float64."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load(directory: Path, *, checkpointing: bool = False) -> ArchonModel:
 
 
 def packed(layout: dict[str, Any]) -> list[MicroBatch]:
-    """Three trajectories that begin with the same token; the second has two branches behind one prompt."""
+    """Return three trajectories that begin with the same token; the second has two branches after one prompt."""
     generator = torch.Generator().manual_seed(3)
 
     def drawn(count: int) -> list[int]:
@@ -58,7 +58,7 @@ def packed(layout: dict[str, Any]) -> list[MicroBatch]:
 
 
 def gradient(model: ArchonModel, batches: list[MicroBatch], balance: float) -> dict[str, torch.Tensor]:
-    """The balance loss's gradient alone: the loss of the scores is zero, with a gradient of zeros."""
+    """Return the balance loss's gradient alone: the loss of the scores is zero, with a gradient of zeros."""
     model.zero_grad(set_to_none=True)
 
     def nothing(_: int, scores: Scores) -> torch.Tensor:
@@ -69,7 +69,7 @@ def gradient(model: ArchonModel, batches: list[MicroBatch], balance: float) -> d
 
 
 def written_down(model: ArchonModel, batch: MicroBatch, weight: float) -> dict[str, torch.Tensor]:
-    """E Σ f P as the paper has it, with weights of its own for tokens, over the router's inputs in float64."""
+    """Return E Σ f P as in the paper, with individual weights of tokens, over the router's inputs in float64."""
     seen: list[torch.Tensor] = []
     sparse = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
     hooks = [each.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for each in sparse]
@@ -97,7 +97,7 @@ LAYOUTS = [PADDED, {**PADDED, "packing": "packed", "row_tokens": 32}, {**PADDED,
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_odds"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_gradient_is_that_of_the_paper(tmp_path: Path, name: str, checkpointing: bool) -> None:
+def test_the_balance_gradient_equals_the_papers(tmp_path: Path, name: str, checkpointing: bool) -> None:
     save_random(tmp_path, name)
     model = load(tmp_path, checkpointing=checkpointing)
     (batch,) = packed(PADDED)
@@ -121,7 +121,7 @@ def test_rows_of_every_layout_have_the_same_loss(tmp_path: Path) -> None:
             torch.testing.assert_close(other[key], each, atol=1e-5, rtol=1e-4)
 
 
-def test_an_even_load_costs_its_weight_and_an_uneven_one_more() -> None:
+def test_an_even_load_costs_the_coefficient_and_an_uneven_one_more() -> None:
     even = torch.full((4, 4), 0.25, requires_grad=True)
     chosen = torch.tensor([[0, 1], [2, 3], [1, 2], [3, 0]])
     weights = torch.full((4,), 0.5)
@@ -133,7 +133,7 @@ def test_an_even_load_costs_its_weight_and_an_uneven_one_more() -> None:
     assert balance_loss(even, chosen, torch.zeros(4), NO_AXIS).item() == 0.0
 
 
-def test_a_step_with_the_loss_moves_routers_and_one_without_is_as_before(tmp_path: Path) -> None:
+def test_only_a_step_with_the_balance_loss_moves_routers_differently(tmp_path: Path) -> None:
     from tests.trainer.models.archon.steps import ALGORITHM, two_updates
 
     save_random(tmp_path, "qwen3_moe")
@@ -147,7 +147,7 @@ def test_a_step_with_the_loss_moves_routers_and_one_without_is_as_before(tmp_pat
     assert all(not torch.equal(plain[name], balanced[name]) for name in gates)
 
 
-def test_what_has_no_routers_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_routers_is_refused(tmp_path: Path) -> None:
     save_random(tmp_path, "qwen3")
     asked = {"algorithm": {"router_aux_coefficient": 0.01}}
     with pytest.raises(ConfigurationError, match="is no mixture of experts"):

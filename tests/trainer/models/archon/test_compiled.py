@@ -1,4 +1,4 @@
-"""Compiled layers take the steps of those that are not (`make test-ranks`; compilation takes its time)."""
+"""Compiled layers make the same steps as uncompiled ones (`make test-ranks`, because compilation takes long)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEW_GRAPHS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_steps_are_those_of_layers_that_are_not_compiled(checkpoint: Any, checkpointing: bool) -> None:
+def test_compiled_layers_make_the_steps_of_uncompiled_ones(checkpoint: Any, checkpointing: bool) -> None:
     settings = settings_of(compile=True, activation_checkpointing=checkpointing, **FEW_GRAPHS)
     found = two_updates(checkpoint("qwen3"), settings, ALONE)
     wanted = two_updates(checkpoint("qwen3"), settings_of(**FEW_GRAPHS), ALONE)
@@ -44,7 +44,7 @@ def test_divided_models_are_compiled_too(checkpoint: Any, name: str, layout: str
     compare(together(2, divided, checkpoint(name), settings, patience_s=600), wanted)
 
 
-def test_where_nothing_can_be_compiled_the_trainer_says_so_at_its_start(
+def test_the_trainer_reports_at_its_start_if_nothing_can_be_compiled(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any, **__: Any) -> Any:

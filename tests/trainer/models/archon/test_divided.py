@@ -1,4 +1,4 @@
-"""Models divided among four processes on gloo take the steps that one process takes (`make test-ranks`)."""
+"""Models divided among four processes on gloo make the same steps as one process (`make test-ranks`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trainer.models.state_dict import read_weights
 pytestmark = [pytest.mark.archon, pytest.mark.timeout(900)]
 
 DENSE = ["d4", "c4", "r4", "d2t2", "d2c2", "t2c2", "r2d2", "r2t2", "r2c2"]
-"""c4 has more ranks than the model has KV heads."""
+"""Layouts of a dense model; c4 has more ranks than the model has KV heads."""
 SPARSE = ["d4", "d4e4", "c4e4", "d2t2", "d4e2", "d2c2e2", "d2t2e2", "t2c2e4", "r2d2e2", "r2t2e2", "r2c2"]
 
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Any) -> Any:
-    """What one process makes of a model."""
+    """Return the result of one process for a model."""
 
     @cache
     def made(name: str, **changes: Any) -> dict[str, Any] | None:
@@ -38,8 +38,9 @@ def alone(checkpoint: Any) -> Any:
     + [("qwen3_moe", layout) for layout in SPARSE]
     + [("qwen2", "d2t2"), ("qwen2", "t2c2"), ("qwen3_biased", "t2c2"), ("qwen3_moe_odds", "d2t2e4")],
 )
-def test_two_updates_are_those_of_one_process(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
-    """Losses, log-probabilities, gradient norms, gradients and weights; the optimiser's state goes on in between."""
+def test_two_updates_equal_those_of_one_process(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
+    """Compare losses, log-probabilities, gradient norms, gradients and weights; the optimiser's state is saved and
+    restored in between."""
     compare(together(4, divided, checkpoint(name), settings_of(layout=layout)), alone(name))
 
 
@@ -52,29 +53,29 @@ def test_two_updates_are_those_of_one_process(checkpoint: Any, alone: Any, name:
         ("qwen3", "t2c2", {"num_key_value_heads": 2, "num_attention_heads": 8}),
     ],
 )
-def test_parts_that_are_not_even_are_the_same(
+def test_uneven_parts_give_the_same_updates(
     checkpoint: Any, alone: Any, name: str, layout: str, changes: dict[str, int]
 ) -> None:
-    """A width of 25 or 3 experts over two ranks; other numbers of heads."""
+    """A width of 25, or 3 experts, over two ranks; other numbers of heads."""
     compare(together(4, divided, checkpoint(name, **changes), settings_of(layout=layout)), alone(name, **changes))
 
 
 @pytest.mark.parametrize(("name", "layout"), [("qwen3", "t2c2"), ("qwen3_moe", "d2c2e4"), ("qwen3_moe", "t2c2e2")])
-def test_activations_computed_again_are_the_same(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
+def test_recomputed_activations_give_the_same_updates(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
     settings = settings_of(layout=layout, activation_checkpointing=True)
     compare(together(4, divided, checkpoint(name), settings), alone(name))
 
 
 @pytest.mark.parametrize(("name", "layout"), [("qwen3", "t2c2"), ("qwen3_moe", "d2c2e2")])
-def test_trees_are_divided_as_rows_are(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
-    """Against rows without shared prefixes."""
+def test_divided_trees_give_the_same_updates(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
+    """Compare with rows without shared prefixes."""
     batch = {"packing": "tree", "max_tokens_per_microbatch": 31}
     compare(together(4, divided, checkpoint(name), settings_of(layout=layout, batch=batch)), alone(name))
 
 
 @pytest.mark.parametrize(("name", "layout"), [("qwen3", "t2c2"), ("qwen3_moe", "d2c2e2")])
-def test_bfloat16_is_as_coarse_divided_as_it_is_whole(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
-    """Of the first update, before the coarse steps lead elsewhere."""
+def test_divided_bfloat16_is_as_accurate_as_whole(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
+    """Compare the first update, before coarse rounding leads to different steps."""
     found = together(4, divided, checkpoint(name), settings_of(layout=layout, precision="bfloat16"))
     exact = alone(name)
     assert 1e-5 < (found["logprobs"][0] - exact["logprobs"][0]).abs().max() < 0.1
@@ -82,23 +83,21 @@ def test_bfloat16_is_as_coarse_divided_as_it_is_whole(checkpoint: Any, alone: An
 
 
 @pytest.mark.parametrize(("name", "layout"), [("qwen3", "d2t2"), ("qwen3_moe", "t2c2e4")])
-def test_what_is_published_is_whole(checkpoint: Any, tmp_path: Path, name: str, layout: str) -> None:
-    """The weights as loaded come out of a divided model bit for bit, under the names of the files they came from."""
+def test_published_weights_are_whole(checkpoint: Any, tmp_path: Path, name: str, layout: str) -> None:
+    """A divided model publishes the loaded weights bit for bit, under the names of the original files."""
     together(4, published, checkpoint(name), settings_of(layout=layout), tmp_path)
     wanted, found = read_weights(checkpoint(name)), read_weights(tmp_path)
     assert found.keys() == wanted.keys()
     assert all((found[each] == weight).all() for each, weight in wanted.items())
 
 
-def test_a_model_of_the_other_backend_beside_a_divided_one_learns_from_each_row_once(
-    checkpoint: Any, alone: Any
-) -> None:
-    """As critics do: ranks that see the same rows have the same gradient of it, which counts once."""
+def test_a_model_of_the_other_backend_learns_from_each_row_once(checkpoint: Any, alone: Any) -> None:
+    """Critics do this: ranks with the same rows have the same gradient of it, which must count once."""
     found = together(4, beside, checkpoint("qwen3"), settings_of(backend="fsdp"), "d2c2")
     compare(found, alone("qwen3"))
 
 
-def test_every_rank_refuses_what_does_not_fit(checkpoint: Any) -> None:
+def test_every_rank_refuses_a_layout_that_does_not_fit(checkpoint: Any) -> None:
     said = together(4, refused, checkpoint("qwen3"), settings_of(layout="t4"))
     assert "t may be 1 or 2" in said
     assert "for 2 processes, and 4 joined" in together(4, refused, checkpoint("qwen3"), settings_of(layout="d2"))

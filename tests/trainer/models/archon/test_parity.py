@@ -1,4 +1,4 @@
-"""Against transformers: the same numbers from the same files, and the same files from the same numbers."""
+"""Compare with transformers: the same numbers from the same files, and the same files from the same numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load(directory: Path, precision: Precision = Precision.FLOAT32, *, checkpoin
 
 
 def packed() -> tuple[Tensor, Tensor]:
-    """Four sequences in each of two rows: token ids and positions."""
+    """Return four sequences in each of two rows: token ids and positions."""
     generator = torch.Generator().manual_seed(3)
     ids_BT = torch.randint(0, VOCABULARY, (2, sum(LENGTHS)), generator=generator)
     positions_T = torch.cat([torch.arange(length) for length in LENGTHS])
@@ -36,7 +36,7 @@ def packed() -> tuple[Tensor, Tensor]:
 
 
 def single_logits(model: Any, ids_BT: Tensor) -> Tensor:
-    """Each sequence by itself, in transformers."""
+    """Return transformers' logits for each sequence by itself."""
     parts = [
         model(input_ids=part_BT, use_cache=False).logits for part_BT in torch.split(ids_BT, list(LENGTHS), dim=1)
     ]
@@ -44,7 +44,7 @@ def single_logits(model: Any, ids_BT: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_and_gradients_of_packed_rows_are_those_of_transformers_for_single_sequences(
+def test_logits_and_gradients_of_packed_rows_equal_transformers_for_single_sequences(
     tmp_path: Path, name: str
 ) -> None:
     theirs, ours = save_random(tmp_path, name), load(tmp_path)
@@ -63,7 +63,7 @@ def test_logits_and_gradients_of_packed_rows_are_those_of_transformers_for_singl
 
 
 def gradients_of(model: Any) -> dict[str, Tensor]:
-    """By the names on the disk: transformers' own experts are stacked, gate above up."""
+    """Return gradients by the names on disk: transformers' own experts are stacked, gate above up."""
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         before, _, after = name.partition(".experts.")
@@ -87,8 +87,8 @@ def gradients_by_name(model: ArchonModel) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_files_come_out_as_they_went_in(tmp_path: Path, name: str) -> None:
-    """Bit for bit under the same names, and transformers reads them."""
+def test_written_files_equal_the_original_ones(tmp_path: Path, name: str) -> None:
+    """The files are equal bit for bit under the same names, and transformers reads them."""
     theirs = save_random(tmp_path, name)
     gathered = gather_weights(load(tmp_path).named_weights(), keep=True)
     stored = read_weights(tmp_path)
@@ -113,7 +113,7 @@ def test_bfloat16_files_are_read_as_the_fsdp_backend_reads_them(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("precision", list(Precision))
-def test_scores_are_those_of_the_fsdp_backend(tmp_path: Path, precision: Precision) -> None:
+def test_scores_equal_those_of_the_fsdp_backend(tmp_path: Path, precision: Precision) -> None:
     save_random(tmp_path, "qwen3")
     ids_BT, positions_BT = packed()
     predictor_N = torch.tensor([0, 4, 8, 20, 30, 44])
@@ -171,7 +171,7 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_there(tmp_path: 
         ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding-window"),
     ],
 )
-def test_what_the_definitions_do_not_have_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_unsupported_configurations_are_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     save_random(tmp_path, "qwen3", **change)
     with pytest.raises(UnsupportedModel, match=said):
         load(tmp_path)

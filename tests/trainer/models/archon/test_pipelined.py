@@ -1,4 +1,4 @@
-"""Models whose layers are stages on ranks of their own take the steps that one process takes (`make test-ranks`)."""
+"""Models whose layers are stages on separate ranks make the same steps as one process (`make test-ranks`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TREE = {"batch": {"packing": "tree", "max_tokens_per_microbatch": 31}}
 FEW: dict[str, Any] = {"batch": {"packing": "packed", "row_tokens": 400, "max_tokens_per_microbatch": 400}}
 
 Case = tuple[str, dict[str, Any], dict[str, Any]]
-"""(model, changes of it, settings)."""
+"""(model, changes to it, settings)"""
 
 OF_TWO: list[Case] = [
     ("qwen3", TIED, {"layout": "p2"}),
@@ -54,7 +54,7 @@ OF_FOUR: list[Case] = [
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Any) -> Any:
-    """What one process makes of a model."""
+    """Return the result of one process for a model."""
 
     @cache
     def made(name: str, few: bool, **changes: Any) -> dict[str, Any] | None:
@@ -64,9 +64,11 @@ def alone(checkpoint: Any) -> Any:
 
 
 @pytest.mark.parametrize(("processes", "cases"), [(2, OF_TWO), (4, OF_FOUR)], ids=["two", "four"])
-def test_two_updates_are_those_of_one_process(checkpoint: Any, alone: Any, processes: int, cases: list[Case]) -> None:
-    """Losses, log-probabilities, gradient norms, gradients and weights; the optimiser's state goes on in between.
-    Trees are held against rows without shared prefixes."""
+def test_two_updates_equal_those_of_one_process(
+    checkpoint: Any, alone: Any, processes: int, cases: list[Case]
+) -> None:
+    """Compare losses, log-probabilities, gradient norms, gradients and weights; the optimiser's state is saved and
+    restored in between. Trees are compared with rows without shared prefixes."""
     made = together(
         processes, several, [(checkpoint(name, **model), settings_of(**changes)) for name, model, changes in cases]
     )
@@ -79,7 +81,7 @@ def test_two_updates_are_those_of_one_process(checkpoint: Any, alone: Any, proce
 
 
 @pytest.mark.parametrize(("name", "layout"), [("qwen3", "d2p2"), ("qwen3_moe", "d2p2e2")])
-def test_what_is_published_is_whole(checkpoint: Any, tmp_path: Path, name: str, layout: str) -> None:
+def test_published_weights_are_whole(checkpoint: Any, tmp_path: Path, name: str, layout: str) -> None:
     together(4, published, checkpoint(name), settings_of(layout=layout), tmp_path)
     wanted, found = read_weights(checkpoint(name)), read_weights(tmp_path)
     assert found.keys() == wanted.keys()
@@ -91,6 +93,6 @@ def test_a_pipeline_of_more_stages_than_layers_is_refused(checkpoint: Any) -> No
     assert "has 2 layers; p may be 1" in together(2, refused, checkpoint("qwen3"), settings)
 
 
-def test_a_stage_that_is_out_of_memory_says_so(checkpoint: Any) -> None:
-    """And not what torch's schedule makes of it, which nobody would take for that."""
+def test_a_stage_that_is_out_of_memory_reports_it(checkpoint: Any) -> None:
+    """The error must name the lack of memory, not the failure that torch's schedule makes of it."""
     together(2, full, checkpoint("qwen3"), settings_of(layout="p2"), patience_s=60, leaving=True)

@@ -79,6 +79,6 @@ def _run(
         outcome = (None, traceback.format_exc())
     # Not by `send`, which would share tensors' memory with a process that ends here.
     pipe.send_bytes(pickle.dumps(outcome))
-    # Nobody leaves before all have said theirs: others may still be joining the groups that this one has joined.
+    # No process leaves before all have reported: others may still be joining the groups that this one has joined.
     if not leaving:
         pipe.poll(patience_s)

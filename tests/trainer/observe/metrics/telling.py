@@ -1,4 +1,4 @@
-"""A run, and steps of it that a sink is told of."""
+"""A run whose steps are sent to a sink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def metrics(version: int, add: float = 0.0) -> dict[str, float]:
 
 
 def tell(sink: Sink, versions: Sequence[int], *, add: float = 0.0) -> None:
-    """As one trainer does between its start and its end."""
+    """Send steps to a sink as one trainer does between its start and its end."""
     sink.open(about(versions[0]))
     for version in versions:
         sink.write(StepMetrics(version, 1_700_000_000.0 + version, metrics(version, add)))

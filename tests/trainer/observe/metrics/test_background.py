@@ -1,4 +1,4 @@
-"""A sink may fail, be slow or hang: nobody waits for it, and what it did not take is counted."""
+"""A sink may fail, be slow or hang: training does not wait for it, and the steps that it missed are counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOON = 30.0
 
 
 class Recorder:
-    """Fails where it is told to, and waits where it is told to."""
+    """A sink that fails and waits on request."""
 
     def __init__(self, fails: Callable[[str], bool] = lambda _what: False) -> None:
         self.seen: list[str] = []
@@ -73,8 +73,8 @@ def test_everything_is_written_in_order_before_the_end() -> None:
 
 
 @given(bad=st.sets(st.integers(1, 8)), opens_at=st.integers(1, 9))
-def test_a_failure_costs_its_own_step_alone(bad: set[int], opens_at: int) -> None:
-    """The sink opens at the `opens_at`-th attempt, of which the first is before any step."""
+def test_a_failure_loses_only_its_own_step(bad: set[int], opens_at: int) -> None:
+    """The sink opens at the `opens_at`-th attempt; the first attempt is before any step."""
     attempts = iter(range(1, 99))
     recorder = Recorder(lambda what: next(attempts) < opens_at if what == "open" else what in map(str, bad))
     sink = BackgroundSink("sink", recorder, RUN)
@@ -89,7 +89,7 @@ def test_a_failure_costs_its_own_step_alone(bad: set[int], opens_at: int) -> Non
     assert recorder.seen.count("open") == min(opens_at, 9)
 
 
-def test_who_tells_a_sink_that_hangs_goes_on(hung: Recorder) -> None:
+def test_a_sink_that_hangs_does_not_delay_its_caller(hung: Recorder) -> None:
     sink = BackgroundSink("sink", hung, RUN, capacity=3)
     hung.is_in.acquire()  # it is in `open`, and stays there
     for version in range(1, 11):
@@ -102,7 +102,7 @@ def test_who_tells_a_sink_that_hangs_goes_on(hung: Recorder) -> None:
     assert hung.seen == ["open", "1", "2", "3", "close"]
 
 
-def test_one_that_hangs_is_no_trouble_for_another(hung: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_that_hangs_does_not_affect_another(hung: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.observe.metrics.sinks.CLOSE_SECONDS", 0.5)
     well = Recorder()
     sinks = Sinks({"hangs": hung, "well": well}, RUN)

@@ -1,4 +1,4 @@
-"""The sinks of a configuration: what is missing or contradictory is said at the start."""
+"""Configured sinks: a missing package or a contradiction is an error at the start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
         ({"sinks": ["neptune"]}, "Input should be 'tensorboard', 'wandb', 'mlflow' or 'trackio'"),
     ],
 )
-def test_what_would_have_no_effect_is_refused(given: dict[str, object], complaint: str) -> None:
+def test_options_without_effect_are_refused(given: dict[str, object], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         load_settings(overrides={"metrics": given}, environment={})
 
@@ -45,7 +45,7 @@ def test_the_environment_names_sinks_and_directories_follow_the_data_directory()
     ]
 
 
-def test_where_metrics_go_changes_nothing_that_is_trained() -> None:
+def test_sinks_do_not_change_the_configurations_hash() -> None:
     plain = load_settings(environment={})
     told = load_settings(overrides={"metrics": {"sinks": ["wandb"]}, "profile": {"steps": 3}}, environment={})
     assert plain.config_hash() == told.config_hash()

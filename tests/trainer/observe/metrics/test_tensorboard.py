@@ -1,4 +1,4 @@
-"""TensorBoard's own reader finds what was told."""
+"""TensorBoard's own reader finds the metrics that were sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(directory: Path, name: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars(name)]
 
 
-def test_steps_are_versions_and_a_restart_goes_on(tmp_path: Path) -> None:
+def test_steps_are_versions_and_a_restart_continues(tmp_path: Path) -> None:
     for versions in ((1, 2, 3), (4, 5)):
         tell(TensorboardSink(tmp_path), versions)
     assert [path.name for path in tmp_path.iterdir()] == [about(1).id]
@@ -26,14 +26,14 @@ def test_steps_are_versions_and_a_restart_goes_on(tmp_path: Path) -> None:
     assert [value for _, value in found] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
 
 
-def test_after_a_restart_further_back_what_came_later_is_void(tmp_path: Path) -> None:
+def test_after_a_restart_from_an_earlier_version_later_points_are_void(tmp_path: Path) -> None:
     tell(TensorboardSink(tmp_path), (1, 2, 3, 4))
     tell(TensorboardSink(tmp_path), (3,), add=100.0)
     values = dict(read(tmp_path / about(1).id, "reward_mean"))
     assert values == {1: pytest.approx(0.1), 2: pytest.approx(0.2), 3: pytest.approx(100.3)}
 
 
-def test_the_configuration_is_there(tmp_path: Path) -> None:
+def test_the_configuration_is_written(tmp_path: Path) -> None:
     tell(TensorboardSink(tmp_path), (1,))
     events = EventAccumulator(str(tmp_path / about(1).id))
     events.Reload()
