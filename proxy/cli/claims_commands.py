@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, finish, out, where
+from proxy.cli.asking import ask_and_show
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, out
 
 _ID_WIDTH = 30
 
@@ -30,17 +29,8 @@ def claims_list(
 ) -> None:
     """List claims: leased ones first, then earlier ones with how they ended."""
     from proxy.admin.formatting import ago
-    from proxy.cli.operations import Operations
 
-    async def ask() -> list[dict[str, Any]]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.claims(run, limit)
-
-    def show() -> int:
-        claims = asyncio.run(ask())
-        if as_json:
-            out.print_json(json.dumps(claims))
-            return 0
+    def show(claims: list[dict[str, Any]]) -> None:
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("claim", no_wrap=True, min_width=_ID_WIDTH)
         for heading in ("state", "size", "from", "made", "at", "lease", "trainer"):
@@ -60,9 +50,8 @@ def claims_list(
                 one["trainer"] if one["process"] is None else f"{one['trainer']} {one['process']}",
             )
         out.print(table)
-        return 0
 
-    finish(show)
+    ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.claims(run, limit), show, as_json=as_json)
 
 
 @claims_app.command("release")
@@ -77,15 +66,8 @@ def claims_release(
 
     A trainer that still works on it loses that work: its commit is refused, and it starts again from the head.
     """
-    from proxy.cli.operations import Operations
-
-    async def ask() -> None:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            await operations.release_claim(run, claim)
-
-    def release() -> int:
-        asyncio.run(ask())
-        out.print(f"{claim} is released")
-        return 0
-
-    finish(release)
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.release_claim(run, claim),
+        lambda _: out.print(f"{claim} is released"),
+    )

@@ -7,13 +7,14 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
+from proxy.cli.asking import ask_and_show
 from proxy.cli.claims_commands import claims_app
-from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir, Url, finish, out, where
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir, Url, finish, out
 from proxy.cli.db_commands import db_app
 from proxy.cli.erase_commands import erase
 from proxy.cli.export_commands import export, import_sessions
@@ -25,6 +26,9 @@ from proxy.cli.runs_commands import runs_app
 from proxy.cli.sessions_commands import sessions_app
 from proxy.cli.steps_commands import steps_app
 from proxy.cli.train_commands import train
+
+if TYPE_CHECKING:
+    from proxy.cli.operations import Operations
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -169,25 +173,22 @@ def status(
     data_dir: DataDir = DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
     """Show the state of database, engine and trainer. The exit status is 1 if calls are not served."""
-    from proxy.cli.operations import Operations
+    from proxy.cli.drawing import health_table
 
-    async def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            health = await operations.health()
-            # Without its store a proxy cannot list runs, and the health view reports the store already.
-            return health, await operations.runs() if health["database"] == "ok" and not as_json else []
+    async def ask(base_rl: Operations) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        health = await base_rl.health()
+        # Without its store a proxy cannot list runs, and the health view reports the store already.
+        return health, await base_rl.runs() if health["database"] == "ok" and not as_json else []
 
-    def show() -> int:
-        health, runs = asyncio.run(ask())
+    def show(found: tuple[dict[str, Any], list[dict[str, Any]]]) -> int:
+        health, runs = found
         if as_json:
             out.print_json(json.dumps(health))
         else:
-            from proxy.cli.drawing import health_table
-
             out.print(health_table(health, runs))
         return 0 if health["ready"] else 1
 
-    finish(show)
+    ask_and_show((data_dir, url, api_key), ask, show)
 
 
 @app.command()

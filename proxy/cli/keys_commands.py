@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, errors, finish, out, where
+from proxy.cli.asking import ask_and_show
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, errors, out
+
+if TYPE_CHECKING:
+    from proxy.cli.operations import Operations
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys. A key's text is shown once, when it is made.")
 
@@ -50,26 +53,22 @@ def keys_list(
     as_json: AsJson = False,
 ) -> None:
     """List keys, newest first, without their texts. `*` marks the key that this command uses."""
-    from proxy.cli.operations import Operations
-
     given = {"kind": kind, "run": run, "revoked": "true" if revoked else None, "limit": limit}
     wanted = {name: str(value) for name, value in given.items() if value is not None}
 
-    async def ask() -> tuple[list[dict[str, Any]], str, dict[str, str]]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            found = await operations.keys(wanted)
-            names = {one["id"]: one["name"] for one in await operations.runs()}
-            return found, (await operations.own_key())["id"], names
+    async def ask(base_rl: Operations) -> tuple[list[dict[str, Any]], str, dict[str, str]]:
+        found = await base_rl.keys(wanted)
+        names = {one["id"]: one["name"] for one in await base_rl.runs()}
+        return found, (await base_rl.own_key())["id"], names
 
-    def show() -> int:
-        keys, own, runs = asyncio.run(ask())
+    def show(found: tuple[list[dict[str, Any]], str, dict[str, str]]) -> None:
+        keys, own, runs = found
         if as_json:
             out.print_json(json.dumps(keys))
         else:
             out.print(_table(keys, own, runs, time.time()))
-        return 0
 
-    finish(show)
+    ask_and_show((data_dir, url, api_key), ask, show)
 
 
 @keys_app.command("create")
@@ -83,19 +82,9 @@ def keys_create(
     as_json: AsJson = False,
 ) -> None:
     """Create a key and print its text, which is shown only once."""
-    from proxy.cli.operations import Operations
-
     body = {name: value for name, value in (("kind", kind), ("run", run), ("label", label)) if value is not None}
 
-    async def ask() -> dict[str, Any]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.create_key(body)
-
-    def create() -> int:
-        _print_new(asyncio.run(ask()), as_json)
-        return 0
-
-    finish(create)
+    ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.create_key(body), _print_new, as_json=as_json)
 
 
 @keys_app.command("rotate")
@@ -111,27 +100,26 @@ def keys_rotate(
 
     A key of the data directory's `keys.json` is replaced there too.
     """
-    from proxy.cli.operations import Operations
+    from proxy.cli.local_keys import replace
 
-    async def ask() -> tuple[dict[str, Any], str | None]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            local = await _local_name(data_dir, operations.base_url, key) if url is None else None
-            return await operations.rotate_key(key, grace), local
+    async def ask(base_rl: Operations) -> tuple[dict[str, Any], str | None]:
+        local = await _local_name(data_dir, base_rl.base_url, key) if url is None else None
+        return await base_rl.rotate_key(key, grace), local
 
-    def rotate() -> int:
-        from proxy.cli.local_keys import replace
-
-        made, local = asyncio.run(ask())
+    def show(rotated: tuple[dict[str, Any], str | None]) -> None:
+        made, local = rotated
         if local is not None:
             replace(data_dir, local, made["key"])
-        _print_new(made, as_json)
+        if as_json:
+            out.print_json(json.dumps(made))
+        else:
+            _print_new(made)
         if local is not None:
             errors.print(f"{data_dir}/keys.json has the new {local.replace('_', ' ')}.")
         if local == "trainer_key":
             errors.print("Restart `base-rl up`: its trainer has the old key until then.")
-        return 0
 
-    finish(rotate)
+    ask_and_show((data_dir, url, api_key), ask, show)
 
 
 @keys_app.command("revoke")
@@ -139,18 +127,11 @@ def keys_revoke(
     key: KeyArgument, data_dir: DataDir = DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None
 ) -> None:
     """Revoke a key. Other proxies on the store refuse it within 5 seconds. The last admin key is never revoked."""
-    from proxy.cli.operations import Operations
-
-    async def ask() -> None:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            await operations.revoke_key(key)
-
-    def revoke() -> int:
-        asyncio.run(ask())
-        out.print(f"{key} is revoked")
-        return 0
-
-    finish(revoke)
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.revoke_key(key),
+        lambda _: out.print(f"{key} is revoked"),
+    )
 
 
 async def _local_name(data_dir: Path, url: str, key_id: str) -> str | None:
@@ -172,10 +153,7 @@ async def _local_name(data_dir: Path, url: str, key_id: str) -> str | None:
     return None
 
 
-def _print_new(made: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        out.print_json(json.dumps(made))
-        return
+def _print_new(made: dict[str, Any]) -> None:
     out.print(made["key"], soft_wrap=True)
     errors.print(f"This is {made['id']}. Keep the key: it is not shown again.")
 

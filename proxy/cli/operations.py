@@ -36,9 +36,7 @@ class Operations:
         await self._client.aclose()
 
     async def runs(self) -> list[dict[str, Any]]:
-        answer = await self._get("/api/v1/runs")
-        runs: list[dict[str, Any]] = answer["runs"]
-        return runs
+        return await self._list("/api/v1/runs", "runs")
 
     async def run(self, name: str) -> dict[str, Any]:
         return await self._get(f"/api/v1/runs/{name}")
@@ -69,42 +67,32 @@ class Operations:
 
     async def steps(self, run: str, limit: int) -> list[dict[str, Any]]:
         """Return versions and their steps, newest first."""
-        answer = await self._get(f"/api/v1/runs/{run}/steps?limit={limit}")
-        steps: list[dict[str, Any]] = answer["steps"]
-        return steps
+        return await self._list(f"/api/v1/runs/{run}/steps?limit={limit}", "steps")
 
     async def step(self, run: str, version: int) -> dict[str, Any]:
         return await self._get(f"/api/v1/runs/{run}/steps/{version}")
 
     async def claims(self, run: str, limit: int) -> list[dict[str, Any]]:
         """Return claims, the leased ones first."""
-        answer = await self._get(f"/api/v1/runs/{run}/claims?limit={limit}")
-        claims: list[dict[str, Any]] = answer["claims"]
-        return claims
+        return await self._list(f"/api/v1/runs/{run}/claims?limit={limit}", "claims")
 
     async def release_claim(self, run: str, claim: str) -> None:
         await self._ask("POST", f"/api/v1/runs/{run}/claims/{claim}/release")
 
     async def rewards(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return rewards, newest first. `wanted` are the filters of GET /api/v1/rewards."""
-        answer = await self._get(f"/api/v1/rewards?{urlencode(wanted)}")
-        rewards: list[dict[str, Any]] = answer["rewards"]
-        return rewards
+        return await self._list(f"/api/v1/rewards?{urlencode(wanted)}", "rewards")
 
     async def revised_rewards(self, run: str, limit: int) -> list[dict[str, Any]]:
         """Return trained sessions whose rewards changed since, the last revised first."""
-        answer = await self._get(f"/api/v1/runs/{quote(run, safe='')}/rewards/revised?limit={limit}")
-        sessions: list[dict[str, Any]] = answer["sessions"]
-        return sessions
+        return await self._list(f"/api/v1/runs/{quote(run, safe='')}/rewards/revised?limit={limit}", "sessions")
 
     async def add_reward(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self.send("/v1/feedback", {}, json.dumps(body).encode(), label="the reward")
 
     async def keys(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return keys, newest first. `wanted` are the filters of GET /api/v1/keys."""
-        answer = await self._get(f"/api/v1/keys?{urlencode(wanted)}")
-        keys: list[dict[str, Any]] = answer["keys"]
-        return keys
+        return await self._list(f"/api/v1/keys?{urlencode(wanted)}", "keys")
 
     async def own_key(self) -> dict[str, Any]:
         return await self._get("/api/v1/keys/self")
@@ -154,6 +142,10 @@ class Operations:
             return (await self._client.get("/readyz")).status_code == 200
         except httpx.HTTPError:
             return False
+
+    async def _list(self, path: str, field: str) -> list[dict[str, Any]]:
+        """Return the list in this field of the answer."""
+        return list((await self._get(path))[field])
 
     async def _get(self, path: str) -> dict[str, Any]:
         answer: dict[str, Any] = (await self._ask("GET", path)).json()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -12,7 +10,8 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, finish, out, where
+from proxy.cli.asking import ask_and_show
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, out
 
 rewards_app = typer.Typer(no_args_is_help=True, help="Rewards of sessions and turns.")
 
@@ -38,8 +37,6 @@ def rewards_list(
     as_json: AsJson = False,
 ) -> None:
     """List rewards, newest first. Superseded ones are struck through."""
-    from proxy.cli.operations import Operations
-
     given: dict[str, str | None] = {
         "run": run,
         "session": session,
@@ -52,19 +49,12 @@ def rewards_list(
     }
     wanted = {key: value for key, value in given.items() if value is not None}
 
-    async def ask() -> list[dict[str, Any]]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.rewards(wanted)
-
-    def show() -> int:
-        rewards = asyncio.run(ask())
-        if as_json:
-            out.print_json(json.dumps(rewards))
-        else:
-            out.print(ledger_table(rewards, time.time()))
-        return 0
-
-    finish(show)
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.rewards(wanted),
+        lambda rewards: out.print(ledger_table(rewards, time.time())),
+        as_json=as_json,
+    )
 
 
 @rewards_app.command("revised")
@@ -77,23 +67,13 @@ def rewards_revised(
     as_json: AsJson = False,
 ) -> None:
     """List trained sessions whose rewards have changed since they were trained."""
-    from proxy.cli.operations import Operations
-
-    async def ask() -> list[dict[str, Any]]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.revised_rewards(run, limit)
-
-    def show() -> int:
-        sessions = asyncio.run(ask())
-        if as_json:
-            out.print_json(json.dumps(sessions))
-        elif not sessions:
-            out.print("Every trained session still has the rewards that it was trained on.")
-        else:
-            out.print(revised_table(sessions, time.time()))
-        return 0
-
-    finish(show)
+    none = "Every trained session still has the rewards that it was trained on."
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.revised_rewards(run, limit),
+        lambda sessions: out.print(revised_table(sessions, time.time()) if sessions else none),
+        as_json=as_json,
+    )
 
 
 @rewards_app.command("add", context_settings={"ignore_unknown_options": True})
@@ -123,8 +103,6 @@ def rewards_add(
 
     With the default name and source, it supersedes the reward that the agent's harness posted.
     """
-    from proxy.cli.operations import Operations
-
     given: dict[str, Any] = {
         "session_id": session,
         "reward": value,
@@ -138,22 +116,13 @@ def rewards_add(
     }
     body = {key: item for key, item in given.items() if item is not None}
 
-    async def ask() -> dict[str, Any]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.add_reward(body)
-
-    def add() -> int:
-        receipt = asyncio.run(ask())
-        if as_json:
-            out.print_json(json.dumps(receipt))
-            return 0
+    def show(receipt: dict[str, Any]) -> None:
         late = receipt["effect"] == "recorded_after_training"
         about = receipt["turn_id"] or receipt["session_id"]
         note = ", after a trainer had taken its session: see `base-rl rewards revised`" if late else ""
         out.print(f"{receipt['rewards'][0]} of {about} is recorded{note}", soft_wrap=True)
-        return 0
 
-    finish(add)
+    ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.add_reward(body), show, as_json=as_json)
 
 
 def ledger_table(rewards: list[dict[str, Any]], now: float) -> RenderableType:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, finish, out, where
+from proxy.cli.asking import ask_and_show
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, out
 
 runs_app = typer.Typer(no_args_is_help=True, help="The policies being trained.")
 
@@ -21,17 +20,8 @@ def runs_list(
     """List runs with their versions, sessions and rewards."""
     from proxy.admin.formatting import model as short_model
     from proxy.admin.formatting import percent
-    from proxy.cli.operations import Operations
 
-    async def ask() -> list[dict[str, Any]]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.runs()
-
-    def show() -> int:
-        runs = asyncio.run(ask())
-        if as_json:
-            out.print_json(json.dumps(runs))
-            return 0
+    def show(runs: list[dict[str, Any]]) -> None:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in (
             "run",
@@ -58,9 +48,8 @@ def runs_list(
                 short_model(one["base_model"]),
             )
         out.print(table)
-        return 0
 
-    finish(show)
+    ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.runs(), show, as_json=as_json)
 
 
 @runs_app.command("delete")
@@ -74,15 +63,8 @@ def runs_delete(
 
     A run that has any is refused, and so is the run that is served: recorded data is never lost.
     """
-    from proxy.cli.operations import Operations
-
-    async def ask() -> None:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            await operations.delete_run(run)
-
-    def delete() -> int:
-        asyncio.run(ask())
-        out.print(f"the run {run} is deleted")
-        return 0
-
-    finish(delete)
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.delete_run(run),
+        lambda _: out.print(f"the run {run} is deleted"),
+    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Refused, Url, finish, out, where
+from proxy.cli.asking import ask_and_show
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Refused, Url, out
 from proxy.contract.identifiers import is_session_id
 from proxy.contract.states import SessionState, TrainingState
 
@@ -49,7 +49,7 @@ def sessions_list(
     `base-rl sessions list --training excluded` lists those that are never trained, and
     `base-rl sessions list --attributed-by new` those whose first call named no session and extended no conversation.
     """
-    from proxy.cli.operations import Operations
+    from proxy.cli.session_drawing import draw_sessions
 
     given = {
         "state": state,
@@ -62,27 +62,21 @@ def sessions_list(
     }
     wanted = {key: str(value) for key, value in given.items() if value is not None}
 
-    async def ask() -> tuple[list[dict[str, Any]], bool]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.sessions(await _chosen_run(operations, run), wanted, limit)
+    async def ask(base_rl: Operations) -> tuple[list[dict[str, Any]], bool]:
+        return await base_rl.sessions(await _chosen_run(base_rl, run), wanted, limit)
 
-    def show() -> int:
-        from proxy.cli.session_drawing import draw_sessions
-
-        sessions, has_more = asyncio.run(ask())
+    def show(found: tuple[list[dict[str, Any]], bool]) -> None:
+        sessions, has_more = found
         if as_json:
             out.print_json(json.dumps(sessions))
-            return 0
-        if not sessions:
+        elif not sessions:
             out.print("no such session" if wanted else "no sessions yet: no call has come")
-            return 0
-        for part in draw_sessions(sessions, time.time()):
-            out.print(part)
-        if has_more:
-            out.print(f"There may be older ones: raise --limit, now {limit}.", style="dim")
-        return 0
+        else:
+            out.print(*draw_sessions(sessions, time.time()), sep="\n")
+            if has_more:
+                out.print(f"There may be older ones: raise --limit, now {limit}.", style="dim")
 
-    finish(show)
+    ask_and_show((data_dir, url, api_key), ask, show)
 
 
 @sessions_app.command("show")
@@ -100,25 +94,19 @@ def sessions_show(
     it extends the previous turn token for token, `edited` if the client changed earlier messages, and `retemplated`
     if the chat template did.
     """
-    from proxy.cli.operations import Operations
+    from proxy.cli.session_drawing import draw_session
 
-    async def ask() -> dict[str, Any]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            session_id = session if is_session_id(session) else await _newest_attempt(operations, run, session)
-            return await operations.session(session_id)
+    async def ask(base_rl: Operations) -> dict[str, Any]:
+        return await base_rl.session(
+            session if is_session_id(session) else await _newest_attempt(base_rl, run, session)
+        )
 
-    def show() -> int:
-        from proxy.cli.session_drawing import draw_session
-
-        found = asyncio.run(ask())
-        if as_json:
-            out.print_json(json.dumps(found))
-        else:
-            for part in draw_session(found, time.time()):
-                out.print(part)
-        return 0
-
-    finish(show)
+    ask_and_show(
+        (data_dir, url, api_key),
+        ask,
+        lambda found: out.print(*draw_session(found, time.time()), sep="\n"),
+        as_json=as_json,
+    )
 
 
 async def _chosen_run(operations: Operations, run: str | None) -> str:

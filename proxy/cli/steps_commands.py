@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, finish, out, where
+from proxy.cli.asking import ask_and_show
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, out
 
 steps_app = typer.Typer(no_args_is_help=True, help="Training steps.")
 
@@ -25,22 +24,14 @@ def steps_list(
     as_json: AsJson = False,
 ) -> None:
     """List versions and the steps that made them, newest first."""
-    from proxy.cli.operations import Operations
     from proxy.cli.step_drawing import steps_table
 
-    async def ask() -> list[dict[str, Any]]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.steps(run, limit)
-
-    def show() -> int:
-        steps = asyncio.run(ask())
-        if as_json:
-            out.print_json(json.dumps(steps))
-        else:
-            out.print(steps_table(steps))
-        return 0
-
-    finish(show)
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.steps(run, limit),
+        lambda steps: out.print(steps_table(steps)),
+        as_json=as_json,
+    )
 
 
 @steps_app.command("show")
@@ -54,20 +45,11 @@ def steps_show(
 ) -> None:
     """Explain a step: its batch by group, the rewards then and now, advantages, ratios, skipped sessions with
     reasons, gradient, loss and times."""
-    from proxy.cli.operations import Operations
     from proxy.cli.step_drawing import draw_step
 
-    async def ask() -> dict[str, Any]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.step(run, step)
-
-    def show() -> int:
-        found = asyncio.run(ask())
-        if as_json:
-            out.print_json(json.dumps(found))
-        else:
-            for part in draw_step(found):
-                out.print(part)
-        return 0
-
-    finish(show)
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.step(run, step),
+        lambda found: out.print(*draw_step(found), sep="\n"),
+        as_json=as_json,
+    )
