@@ -1,8 +1,8 @@
 """Databases for tests: a SQLite file, or a database of a PostgreSQL server that lives as long as the test process.
 
 The server is made where PostgreSQL's programs are found, with initdb, in a directory of its own and reached by a
-socket there; BASE_RL_REQUIRE_POSTGRES=1 makes their absence a failure. Every test gets a database copied from one
-that was migrated once.
+socket there; BASE_RL_REQUIRE_POSTGRES=1 makes their absence a failure. Every test has a database to itself: a copy of
+one that was migrated once, or one that an earlier test used and that was emptied.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import os
 import resource
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 
+import psycopg
 import pytest
 
 import benchmarks.postgresql
@@ -24,8 +27,12 @@ from benchmarks.postgresql import FORGETFUL, programs
 from proxy.database.migrate import upgrade
 from proxy.lifecycle.check import check
 
+WATCHING = "tests.database"
+"""The application name of the one connection that the tests themselves have to a database that they use again."""
 _MIGRATED = "migrated"
-
+_MOST_GROWTH = 2 << 20
+"""Bytes."""
+_CLOSING_SECONDS = 2.0
 
 needs_postgresql = pytest.mark.skipif(
     programs() is None and os.environ.get("BASE_RL_REQUIRE_POSTGRES") != "1",
@@ -34,22 +41,115 @@ needs_postgresql = pytest.mark.skipif(
 
 
 class PostgresServer(benchmarks.postgresql.PostgresServer):
-    """A temporary server with numbered databases. Its commits do not wait for the disk."""
+    """A temporary server with numbered databases. Its commits do not wait for the disk.
+
+    Migrated databases are used again, because PostgreSQL takes a hundred times as long to copy and drop a database as
+    to delete the few rows of a test.
+    """
 
     def __init__(self) -> None:
         super().__init__(FORGETFUL)
         self._numbers = itertools.count()
-        self._template: str | None = None
+        self._template: _Schema | None = None
+        self._free: list[str] = []
+        self._watching: dict[str, psycopg.Connection[tuple[Any, ...]]] = {}
 
-    def new_database(self, *, migrated: bool = True) -> str:
+    def new_database(self, template: str = "template1") -> str:
         """Create a database and return its name."""
         name = f"store_{next(self._numbers)}"
-        if migrated and self._template is None:
+        self.make_database(name, template=template)
+        return name
+
+    def take(self) -> str:
+        """Return the name of a migrated database without rows."""
+        if self._template is None:
             self.make_database(_MIGRATED)
             upgrade(self.url(_MIGRATED))
-            self._template = _MIGRATED
-        self.make_database(name, template=self._template if migrated and self._template else "template1")
+            with self.connect(_MIGRATED) as connection:
+                self._template = _Schema.read(connection)
+        if self._free:
+            return self._free.pop()
+        name = self.new_database(_MIGRATED)
+        # This connection stays open: the first statements of a new one take longer than all that it is needed for.
+        self._watching[name] = psycopg.connect(self.url(name), autocommit=True, application_name=WATCHING)
         return name
+
+    def give_back(self, name: str) -> None:
+        """Delete all rows, so that another test can use the database. Drop it instead if anything else differs from a
+        new one: a connection that is still open, the schema, the planner's statistics or the size."""
+        assert self._template is not None
+        connection = self._watching.pop(name)
+        with suppress(psycopg.OperationalError):  # a test ended all connections to its database
+            if _is_alone(connection) and _Schema.read(connection).equals(self._template):
+                self._template.delete_rows(connection)
+                self._watching[name] = connection
+                self._free.append(name)
+                return
+        connection.close()
+        self.drop_database(name)
+
+    def remove(self) -> None:
+        for connection in self._watching.values():
+            connection.close()
+        super().remove()
+
+
+class _Schema(NamedTuple):
+    """A database's tables and sequences, a digest of their definitions and statistics, and their size in bytes."""
+
+    tables: tuple[str, ...]
+    digest: int
+    size: int
+
+    @classmethod
+    def read(cls, connection: psycopg.Connection[tuple[Any, ...]]) -> Self:
+        """Read the schema `public`. Every change of a definition is a new row version of the catalogue (`xmin`)."""
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+        row = connection.execute(
+            """
+            WITH relations AS (SELECT oid, xmin, relname, relkind, reltuples FROM pg_class
+                               WHERE relnamespace = 'public'::regnamespace),
+                 parts (part) AS (
+                SELECT concat_ws(',', oid, xmin, relname, reltuples) FROM relations
+                UNION ALL SELECT concat_ws(',', attrelid, attnum, attribute.xmin)
+                          FROM pg_attribute AS attribute JOIN relations ON attrelid = relations.oid
+                UNION ALL SELECT concat_ws(',', oid, xmin) FROM pg_constraint
+                          WHERE connamespace = 'public'::regnamespace
+                UNION ALL SELECT concat_ws(',', oid, xmin) FROM pg_trigger
+                UNION ALL SELECT version_num FROM alembic_version)
+            SELECT (SELECT sum(hashtextextended(part, 0)) FROM parts),
+                   (SELECT sum(pg_relation_size(oid)) FROM relations WHERE relkind IN ('r', 'i'))
+            """
+        ).fetchone()
+        assert row is not None
+        return cls(tuple(name for (name,) in tables if name != "alembic_version"), int(row[0]), int(row[1]))
+
+    def equals(self, template: _Schema) -> bool:
+        """Return whether a copy of the template still has its schema and is not much larger: deleted rows take space
+        and time until VACUUM removes them."""
+        return self.digest == template.digest and self.size < template.size + _MOST_GROWTH
+
+    def delete_rows(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        """Delete all rows, and let the sequences begin anew. Foreign keys are not checked meanwhile."""
+        deletions = "".join(f"DELETE FROM {table};" for table in self.tables)
+        connection.execute(
+            f"BEGIN; SET LOCAL session_replication_role = replica; {deletions}"
+            "SELECT setval(seqrelid::regclass, seqstart, false) FROM pg_sequence; COMMIT".encode()
+        )
+
+
+def _is_alone(connection: psycopg.Connection[tuple[Any, ...]]) -> bool:
+    """Wait until no other connection to the database is open. Return False if one stays open.
+
+    The server notices a moment later that a connection was closed.
+    """
+    deadline = time.monotonic() + _CLOSING_SECONDS
+    query = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    while connection.execute(query).fetchone() is not None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
 
 
 _SERVERS: list[PostgresServer] = []
@@ -71,13 +171,13 @@ def remove_servers() -> None:
 
 @contextmanager
 def postgresql_database(*, migrated: bool = True) -> Iterator[str]:
-    """Yield the URL of a new database, which is dropped at the end."""
+    """Yield the URL of a database that nobody else uses, without rows or, unless `migrated`, without tables."""
     server = shared_server()
-    name = server.new_database(migrated=migrated)
+    name, end = (server.take(), server.give_back) if migrated else (server.new_database(), server.drop_database)
     try:
         yield server.url(name)
     finally:
-        server.drop_database(name)
+        end(name)
 
 
 @contextmanager

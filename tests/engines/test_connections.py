@@ -162,20 +162,30 @@ async def test_what_is_not_http_is_a_lost_connection() -> None:
             await get(connections)
 
 
-async def test_silence_is_measured_from_what_came_last() -> None:
+async def parts_before_silence(pause: float) -> int:
+    """Return how many of six parts, sent with a pause before each, arrive under a bound of three pauses."""
+
     async def answer(_server: Server, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(CHUNKED)
         for _ in range(6):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(pause)
             writer.write(b"2\r\nok\r\n")
             await writer.drain()
 
-    async with server_that(answer, silence=0.3) as (_, connections):
-        with await connections.request("GET", "/") as reply:
-            heard = [await reply.part() for _ in range(6)]
-            with pytest.raises(EngineTimeout):
-                await reply.read()
-    assert heard == [b"ok"] * 6
+    heard = 0
+    async with server_that(answer, silence=3 * pause) as (_, connections):
+        try:
+            with await connections.request("GET", "/") as reply:
+                while await reply.part() == b"ok":
+                    heard += 1
+        except EngineTimeout:
+            return heard
+    raise AssertionError("six parts and then silence ended without an error")
+
+
+async def test_silence_is_measured_from_what_came_last() -> None:
+    # A machine that stalls for longer than a short bound proves nothing: the bound is tried at ten times the length.
+    assert await parts_before_silence(0.05) == 6 or await parts_before_silence(0.5) == 6
 
 
 async def test_no_head_in_time_is_a_timeout() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from typing import Any
 
 import llguidance
@@ -67,18 +67,20 @@ async def test_what_is_beyond_bounds_is_refused() -> None:
 async def test_what_takes_too_long_is_refused_and_the_next_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler's thread cannot be ended; there is another one."""
     # A private method, because no grammar is slow enough on every machine and within the bounds on its size.
-    grammars, compile_now = compiler(), GrammarCompiler._compile
+    grammars, compile_now, ending = compiler(), GrammarCompiler._compile, threading.Event()
 
     def slow(self: GrammarCompiler, constraint: Constraint) -> llguidance.LLMatcher:
         if constraint.text == "slow":
-            time.sleep(1.0)
+            ending.wait(60)
         return compile_now(self, constraint)
 
     monkeypatch.setattr(GrammarCompiler, "_compile", slow)
-    monkeypatch.setattr(grammar_compiler, "COMPILE_SECONDS", 0.3)
-    with pytest.raises(GrammarRefused, match="not compiled within"):
-        await grammars.compile(regex("slow"), [])
+    with monkeypatch.context() as brief:
+        brief.setattr(grammar_compiler, "COMPILE_SECONDS", 0.05)
+        with pytest.raises(GrammarRefused, match="not compiled within"):
+            await grammars.compile(regex("slow"), [])
     await grammars.compile(regex("quick"), [])
+    ending.set()
 
 
 async def test_a_grammar_that_becomes_too_large_ends_its_request_alone(

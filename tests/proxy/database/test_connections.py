@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from proxy.database import migrate, postgresql
 from proxy.database.unit_of_work import Database
 from proxy.errors import StoreUnavailable
 from proxy.lifecycle.check import check
-from tests.database import needs_postgresql, postgresql_database, shared_server
+from tests.database import WATCHING, needs_postgresql, postgresql_database, shared_server
 from tests.proxy.turns.world import open_world
 
 pytestmark = needs_postgresql
@@ -113,11 +114,11 @@ async def test_no_more_connections_are_made_than_allowed_and_idle_ones_end(
         database = Database(url, connections=3)
 
         def held() -> int:
-            # Named, as the connection of the read before may still be ending.
-            with psycopg.connect(url, application_name="looks on") as connection:
+            # By name, because the connection of an earlier count may still be ending.
+            with psycopg.connect(url, application_name=WATCHING) as connection:
                 query = (
                     "SELECT count(*) FROM pg_stat_activity"
-                    " WHERE datname = current_database() AND application_name <> 'looks on'"
+                    f" WHERE datname = current_database() AND application_name <> '{WATCHING}'"
                 )
                 return int(connection.execute(query).fetchall()[0][0])
 
@@ -157,14 +158,20 @@ async def test_errors_name_neither_the_server_nor_the_user() -> None:
 
 
 async def test_writes_go_on_while_slow_reads_use_all_their_connections() -> None:
+    under_way, written = threading.Event(), threading.Event()
+
+    def slow(connection: Connection) -> None:
+        connection.execute(text("SELECT 1"))
+        under_way.set()
+        assert written.wait(60)
+
     with postgresql_database() as url:
         database = Database(url, connections=2)
-        slow = asyncio.create_task(database.read(lambda connection: connection.execute(text("SELECT pg_sleep(2)"))))
-        await asyncio.sleep(0.1)
-        began = time.monotonic()
+        reading = asyncio.create_task(database.read(slow))
+        assert await asyncio.to_thread(under_way.wait, 60)
         assert await database.commit(touch(1)) == 1
-        assert time.monotonic() - began < 1.5
-        await slow
+        written.set()
+        await reading
         await database.aclose()
 
 
