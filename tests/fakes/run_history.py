@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ from proxy.database.unit_of_work import Database
 from proxy.settings import RunSettings
 
 NOW = 1_790_000_000.0
+_ORDER = (ClaimRow, GroupRow, PolicyVersionRow, SessionRow, TurnRow, RewardRow, ClaimedSessionRow, EventRow)
+"""Tables whose rows refer to those of tables before them."""
 CALL = "<tool_call>\n{}\n</tool_call>"
 
 
@@ -105,6 +108,8 @@ async def add_session(
 
 
 class _History:
+    """Draws the rows one by one and inserts those of a table together: statements, not rows, take the time."""
+
     def __init__(self, run_id: str, *, begin: float, seconds: float, steps: int, per_step: int) -> None:
         self._run_id = run_id
         self._begin = begin
@@ -112,54 +117,58 @@ class _History:
         self._steps = steps
         self._per_step = per_step
         self._random = random.Random(7)
+        self._rows: dict[type[Base], list[dict[str, Any]]] = {table: [] for table in _ORDER}
 
     def write(self, connection: Connection) -> None:
         for step in range(self._steps):
-            self._write_step(connection, step)
-        self._write_rest(connection)
+            self._add_step(step)
+        self._add_rest()
+        for table, rows in self._rows.items():
+            # Rows that are inserted together must name the same columns.
+            for _, alike in itertools.groupby(rows, key=lambda row: row.keys()):
+                connection.execute(insert(table), list(alike))
         head = {"head_version": self._steps, "serving_version": self._steps}
         connection.execute(update(RunRow).where(RunRow.id == self._run_id).values(head))
 
-    def _write_step(self, connection: Connection, step: int) -> None:
-        """Write sessions, mostly sampled from version `step`, that version `step + 1` consumed."""
+    def _add_step(self, step: int) -> None:
+        """Add sessions, mostly sampled from version `step`, that version `step + 1` consumed."""
         start = self._begin + step * self._step_seconds
         end = start + self._step_seconds
         claim_id = new_claim_id()
         chance = 0.12 + 0.84 / (1 + 2.718 ** (-(step - self._steps * 0.4) * 9 / self._steps))
-        connection.execute(
-            insert(ClaimRow).values(
-                id=claim_id,
-                run_id=self._run_id,
-                trainer="trainer-1",
-                state="committed",
-                base_version=step,
-                created_at=end - 1,
-                lease_expires_at=end + 119,
-                committed_version=step + 1,
-            )
+        self._rows[ClaimRow].append(
+            {
+                "id": claim_id,
+                "run_id": self._run_id,
+                "trainer": "trainer-1",
+                "state": "committed",
+                "base_version": step,
+                "created_at": end - 1,
+                "lease_expires_at": end + 119,
+                "committed_version": step + 1,
+            }
         )
         audit = []
         for position in range(self._per_step):
             at = start + (position + 1) * self._step_seconds / (self._per_step + 1)
             if position % 8 == 0:
-                group_id = self._write_group(connection, step * self._per_step + position, at)
+                group_id = self._add_group(step * self._per_step + position, at)
             good = self._random.random() < chance
             behind = min(step, self._random.choice((0, 0, 1, 1, 2)))
-            session_id = self._write_session(
-                connection, at=at, version=step - behind, good=good, group_id=group_id, consumed_by=step + 1
-            )
-            connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(claim_id=claim_id))
+            trained = {"group_id": group_id, "training": "consumed", "reward": float(good), "consumed_by": step + 1}
+            trained |= {"ready_at": at, "claim_id": claim_id}
+            session_id = self._add_session(trained, at=at, version=step - behind, good=good)
             reward = _reward_row(self._run_id, session_id, float(good), at)
-            connection.execute(insert(RewardRow).values(reward))
-            connection.execute(
-                insert(ClaimedSessionRow).values(
-                    claim_id=claim_id,
-                    session_id=session_id,
-                    position=position,
-                    reward=float(good),
-                    reward_ids=[reward["id"]],
-                    turn_count=1,
-                )
+            self._rows[RewardRow].append(reward)
+            self._rows[ClaimedSessionRow].append(
+                {
+                    "claim_id": claim_id,
+                    "session_id": session_id,
+                    "position": position,
+                    "reward": float(good),
+                    "reward_ids": [reward["id"]],
+                    "turn_count": 1,
+                }
             )
             audit.append(self._audit(session_id, float(good), chance, behind))
         metrics = {
@@ -170,18 +179,16 @@ class _History:
             "learning_rate": 3e-3,
             "step_seconds": 1.1 + self._random.random() * 0.3,
         }
-        connection.execute(
-            insert(PolicyVersionRow).values(
-                _version_row(self._run_id, step + 1, end, parent=step, latest=step + 1 == self._steps)
-                | {"claim_ids": [claim_id], "metrics": metrics, "audit": msgspec.to_builtins(audit)}
-            )
+        self._rows[PolicyVersionRow].append(
+            _version_row(self._run_id, step + 1, end, parent=step, latest=step + 1 == self._steps)
+            | {"claim_ids": [claim_id], "metrics": metrics, "audit": msgspec.to_builtins(audit)}
         )
         for kind in ("version.committed", "version.served"):
-            data = {"version": step + 1}
-            connection.execute(insert(EventRow).values(run_id=self._run_id, kind=kind, data=data, created_at=end))
+            event = {"run_id": self._run_id, "kind": kind, "data": {"version": step + 1}, "created_at": end}
+            self._rows[EventRow].append(event)
 
-    def _write_rest(self, connection: Connection) -> None:
-        """Write sessions that are not trained yet, or never will be."""
+    def _add_rest(self) -> None:
+        """Add sessions that are not trained yet, or never will be."""
         now = self._begin + (self._steps + 1) * self._step_seconds
         states: Sequence[tuple[str, dict[str, Any]]] = (
             ("ready", {"reward": 1.0}),
@@ -197,50 +204,23 @@ class _History:
         )
         for index, (training, values) in enumerate(states):
             at = now - (len(states) - index) * 0.4
-            session_id = self._write_session(
-                connection,
-                at=at,
-                version=self._steps,
-                good=bool(values.get("reward")),
-                group_id=None,
-                consumed_by=None,
-            )
             changed = {"training": training, "ready_at": at if training == "ready" else None} | values
-            connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(changed))
+            good = bool(values.get("reward"))
+            session_id = self._add_session(changed, at=at, version=self._steps, good=good)
             if "reward" in values:
-                reward = _reward_row(self._run_id, session_id, values["reward"], at)
-                connection.execute(insert(RewardRow).values(reward))
+                self._rows[RewardRow].append(_reward_row(self._run_id, session_id, values["reward"], at))
 
-    def _write_group(self, connection: Connection, number: int, at: float) -> str:
+    def _add_group(self, number: int, at: float) -> str:
         group_id = new_group_id()
         values = {"id": group_id, "run_id": self._run_id, "name": f"task-{number // 8}", "size": 8, "created_at": at}
-        connection.execute(insert(GroupRow).values(values))
+        self._rows[GroupRow].append(values)
         return group_id
 
-    def _write_session(
-        self,
-        connection: Connection,
-        *,
-        at: float,
-        version: int,
-        good: bool,
-        group_id: str | None,
-        consumed_by: int | None,
-    ) -> str:
+    def _add_session(self, values: dict[str, Any], *, at: float, version: int, good: bool) -> str:
         session_id = new_session_id()
         row = _session_row(self._run_id, session_id, created_at=at - 1.4, ended_at=at)
-        row |= {
-            "group_id": group_id,
-            "training": "consumed" if consumed_by is not None else "pending",
-            "reward": float(good) if consumed_by is not None else None,
-            "consumed_by": consumed_by,
-            "oldest_version": version,
-            "newest_version": version,
-            "ready_at": at if consumed_by is not None else None,
-        }
-        connection.execute(insert(SessionRow).values(row))
-        turns = _turns(self._random, self._run_id, session_id, at - 1.4, at, version, good=good)
-        connection.execute(insert(TurnRow), turns)
+        self._rows[SessionRow].append(row | {"oldest_version": version, "newest_version": version} | values)
+        self._rows[TurnRow] += _turns(self._random, self._run_id, session_id, at - 1.4, at, version, good=good)
         return session_id
 
     def _audit(self, session_id: SessionId | str, reward: float, mean: float, behind: int) -> TrajectoryAudit:
