@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
 
+from proxy.database.rows import AnyRow
 from proxy.database.tables import ApiKeyRow
 
-KeyRow = Row[*tuple[Any, ...]]
+KeyRow = AnyRow
 
 
 class KeyRepository:

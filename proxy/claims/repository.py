@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 from typing import cast as cast_to
 
 import msgspec
 from sqlalchemy import (
     Connection,
-    Row,
     Table,
     Text,
     and_,
@@ -33,6 +31,7 @@ from proxy.contract.identifiers import ClaimId, RunId
 from proxy.contract.reward import RewardRules
 from proxy.contract.states import ClaimState, RunState, TrainingState
 from proxy.database.prepared import NewRows, Prepared, among, unindexed
+from proxy.database.rows import AnyRow
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, GroupRow, RunRow, SessionRow
 from proxy.lifecycle.combining import SessionRewards
 from proxy.lifecycle.lifecycle import reward_rules_in, settle
@@ -180,7 +179,7 @@ class ClaimRepository:
         )
         return [ClaimId(claim_id) for claim_id in self._connection.execute(statement).scalars()]
 
-    def listed(self, run_id: str, limit: int) -> list[tuple[Row[*tuple[Any, ...]], int]]:
+    def listed(self, run_id: str, limit: int) -> list[tuple[AnyRow, int]]:
         """Return claims with their numbers of sessions: leased ones first, then the others, each newest first."""
         # Ids are in the order of time, so the primary key finds the newest without a sort of all claims.
         of_run = select(ClaimRow.__table__).where(ClaimRow.run_id == run_id).order_by(ClaimRow.id.desc()).limit(limit)

@@ -12,10 +12,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from proxy.claims.handing_out import Lease, empty_batch, hand_out
 from proxy.claims.leasing import (
@@ -38,6 +37,7 @@ from proxy.contract.claim import ClaimedBatch, ClaimRequest, LeaseReply, Release
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.states import ClaimState
 from proxy.contract.trajectory import Trajectory
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.engines.activity import EngineActivity
 from proxy.errors import Conflict, InvalidRequest
@@ -280,7 +280,7 @@ class ClaimService:
         self._signals.events.notify()
 
 
-def _view(row: Row[*tuple[Any, ...]], sessions: int, now: float) -> ClaimView:
+def _view(row: AnyRow, sessions: int, now: float) -> ClaimView:
     state = ClaimState(row.state)
     if state is ClaimState.LEASED and row.lease_expires_at <= now:
         state = ClaimState.EXPIRED

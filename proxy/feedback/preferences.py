@@ -8,8 +8,9 @@ from sqlalchemy import Connection
 from proxy.auth.service import Principal
 from proxy.contract.identifiers import PreferenceId, SessionId, TurnId, new_preference_id
 from proxy.contract.reward import DEFAULT_SOURCE
+from proxy.database.rows import AnyRow
 from proxy.errors import InvalidRequest
-from proxy.feedback.repository import AnyRow, FeedbackRepository
+from proxy.feedback.repository import FeedbackRepository
 from proxy.feedback.targets import Finder, Target
 
 

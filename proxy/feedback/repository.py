@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Connection, Row, Table, bindparam, or_, select, update
+from sqlalchemy import Connection, Table, bindparam, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from proxy.database.prepared import NewRows, Prepared, among
+from proxy.database.rows import AnyRow
 from proxy.database.tables import PreferenceRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.errors import InvalidRequest
 from proxy.lifecycle.session_names import session_called
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 class FoundSession(NamedTuple):

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select
+from sqlalchemy import Connection, Select, and_, exists, func, or_, select
 
 from proxy.contract.arrays import count_ids, count_logprobs
 from proxy.contract.states import ClaimState, TrainingState
 from proxy.database.migrate import current, missing_columns, newest, opened
+from proxy.database.rows import AnyRow
 from proxy.database.tables import NO_CONVERSATION, ClaimedSessionRow, ClaimRow, PolicyVersionRow, SessionRow, TurnRow
 
 _SHOWN = 5
@@ -183,7 +184,7 @@ _TURNS = (
 )
 
 
-def _is_torn(row: Row[*tuple[Any, ...]]) -> bool:
+def _is_torn(row: AnyRow) -> bool:
     if row.conversation_hash == NO_CONVERSATION:  # erasure empties the arrays and leaves the length of the prompt
         return row.erased_at is None or any((row.prompt_ids, row.output_ids, row.output_logprobs, row.spans))
     try:

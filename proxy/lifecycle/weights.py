@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import Row
-
 from proxy.contract.policy import WeightsFormat, WeightsReference
+from proxy.database.rows import AnyRow
 
 
-def weights_of(row: Row[*tuple[Any, ...]], *, with_files: bool = True) -> WeightsReference | None:
+def weights_of(row: AnyRow, *, with_files: bool = True) -> WeightsReference | None:
     """Return the version's weights; None for the base model, which has none of its own.
 
     Without `with_files` the row needs no `weights_files` column: lists of versions leave the checksums out.

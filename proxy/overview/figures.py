@@ -13,12 +13,13 @@ from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
 from proxy.contract.states import TrainingState
 from proxy.contract.turn import FinishReason, TurnState
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.overview.curves import bucket_stride, reward_points
 from proxy.overview.figure_cache import FigureCache
 from proxy.overview.learning import ENOUGH_STEPS, LearningFacts, why_not_learnt
 from proxy.overview.rate import RateHistory
-from proxy.overview.repository import AnyRow, OverviewRepository
+from proxy.overview.repository import OverviewRepository
 from proxy.overview.rewards.repository import LedgerRepository
 from proxy.overview.steps.assembly import StepFacts, stored_step_facts
 from proxy.overview.steps.repository import StepOverviewRepository

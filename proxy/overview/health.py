@@ -12,10 +12,11 @@ from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.states import RunState
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.engines.faults import EngineFault, EngineFaults
 from proxy.errors import StoreDamaged, StoreUnavailable
-from proxy.overview.repository import AnyRow, OverviewRepository
+from proxy.overview.repository import OverviewRepository
 from proxy.overview.steps.repository import StepOverviewRepository
 from proxy.overview.views import Health, RunHealth
 from proxy.runs.asking import AskedBatches

@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Connection,
-    Row,
     Select,
     cast,
     func,
@@ -24,6 +23,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from proxy.contract.states import ClaimState, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.database.prepared import unindexed
+from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     ClaimRow,
     EventRow,
@@ -33,7 +33,6 @@ from proxy.database.tables import (
 )
 from proxy.lifecycle.lifecycle import is_open
 
-AnyRow = Row[*tuple[Any, ...]]
 _Columns = ReadOnlyColumnCollection[str, Any]
 
 # A turn stores one float32 log-probability per output token.

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.policy import MAX_VERSION
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.engines.faults import EngineFaults
 from proxy.errors import InvalidRequest, NotFound
@@ -24,7 +25,7 @@ from proxy.metrics import LastStep
 from proxy.overview.figures import RunFigures
 from proxy.overview.filters import SessionFilter, page_size
 from proxy.overview.health import HealthCheck, ServingStatus
-from proxy.overview.repository import AnyRow, OverviewRepository
+from proxy.overview.repository import OverviewRepository
 from proxy.overview.rewards.service import LedgerOverview
 from proxy.overview.sessions.assembly import TokenText
 from proxy.overview.sessions.service import SessionOverview

@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import (
     BindParameter,
     Connection,
-    Row,
     Select,
     bindparam,
     case,
@@ -26,6 +25,7 @@ from sqlalchemy import (
 
 from proxy.contract.states import EndReason, SessionState, TrainingState
 from proxy.database.chunks import chunks
+from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     NO_CONVERSATION,
     PolicyVersionRow,
@@ -37,8 +37,6 @@ from proxy.database.tables import (
     TokenAuditRow,
     TurnRow,
 )
-
-AnyRow = Row[*tuple[Any, ...]]
 
 # A mark leaves these training states as they are: a trainer already has the session or has used it.
 _STAYS = (TrainingState.LEASED.value, TrainingState.CONSUMED.value, TrainingState.STALE.value)

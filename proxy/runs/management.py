@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.configuration import merge
 from proxy.contract.identifiers import RunId
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound, StoreContended
 from proxy.http.body import invalid
@@ -153,7 +154,7 @@ def _without_none(merged: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[s
 
 def _configure(run_id: RunId, before: RunSettings, after: RunSettings, now: float, connection: Connection) -> bool:
     """Store the settings. Return False, with nothing changed, if they are not those of `before` any more."""
-    row: Row[*tuple[Any, ...]] | None = RunRepository(connection).by_id(run_id, lock=True)
+    row: AnyRow | None = RunRepository(connection).by_id(run_id, lock=True)
     if row is None:
         raise NotFound(f"there is no run {run_id!r}: it was deleted meanwhile")
     if RunSettings.model_validate(row.config) != before:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, or_, select, update
+from sqlalchemy import Connection, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import VersionState
 from proxy.contract.states import ClaimState, RunState
+from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     ApiKeyRow,
     ClaimRow,
@@ -30,10 +31,10 @@ class RunRepository:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def by_name(self, name: str) -> Row[*tuple[Any, ...]] | None:
+    def by_name(self, name: str) -> AnyRow | None:
         return self._connection.execute(_RUNS.where(RunRow.name == name)).one_or_none()
 
-    def by_id(self, run_id: str, *, lock: bool = False) -> Row[*tuple[Any, ...]] | None:
+    def by_id(self, run_id: str, *, lock: bool = False) -> AnyRow | None:
         """Find a run by its id. With `lock`, no other transaction changes the row until this one ends."""
         statement = _RUNS.where(RunRow.id == run_id)
         # `key_share`: sessions and turns that refer to the run are inserted meanwhile.
@@ -41,12 +42,12 @@ class RunRepository:
             statement.with_for_update(key_share=True) if lock else statement
         ).one_or_none()
 
-    def by_name_or_id(self, name_or_id: str) -> Row[*tuple[Any, ...]] | None:
+    def by_name_or_id(self, name_or_id: str) -> AnyRow | None:
         statement = _RUNS.where(or_(RunRow.name == name_or_id, RunRow.id == name_or_id))
         # A run's name may equal another run's id; the name wins, as it does in model calls.
         return self._connection.execute(statement.order_by(RunRow.name != name_or_id).limit(1)).first()
 
-    def all_by_age(self) -> list[Row[*tuple[Any, ...]]]:
+    def all_by_age(self) -> list[AnyRow]:
         return list(self._connection.execute(_RUNS.order_by(RunRow.created_at, RunRow.id)).all())
 
     def insert(

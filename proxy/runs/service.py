@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId, new_run_id
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, ModelNotFound, NotFound
 from proxy.lifecycle.events import append_event
@@ -128,7 +129,7 @@ class RunDirectory:
         rows = await self._database.read(lambda connection: RunRepository(connection).all_by_age())
         return [self._view(row) for row in rows]
 
-    def _view(self, row: Row[*tuple[Any, ...]]) -> RunView:
+    def _view(self, row: AnyRow) -> RunView:
         return RunView(
             id=RunId(row.id),
             name=row.name,
@@ -193,7 +194,7 @@ def insert_run(connection: Connection, settings: RunSettings, base_model: str, n
     return run_id
 
 
-def configure_run(connection: Connection, row: Row[*tuple[Any, ...]], config: dict[str, Any], now: float) -> None:
+def configure_run(connection: Connection, row: AnyRow, config: dict[str, Any], now: float) -> None:
     """Give the run of this row other settings."""
     RunRepository(connection).set_config(row.id, config)
     data = {"changed": sorted(key for key in config if row.config.get(key) != config[key])}

@@ -14,6 +14,7 @@ from proxy.clock import Clock
 from proxy.contract.identifiers import KeyId, RunId, SessionId, TurnId, is_session_id
 from proxy.contract.states import SessionState
 from proxy.contract.trajectory import Purpose
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, NotFound, PermissionDenied
 from proxy.lifecycle.signals import Signals
@@ -29,7 +30,7 @@ from proxy.sessions.opening import (
     goes_on_in,
     stays_with_ended,
 )
-from proxy.sessions.repository import AnyRow, ContextRow, SessionRepository
+from proxy.sessions.repository import ContextRow, SessionRepository
 
 # The rules that come before the ids of our answers.
 _BEFORE_IDS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     Select,
     Table,
     Text,
@@ -30,6 +29,7 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_group_id
 from proxy.contract.turn import Continuation, TurnState
 from proxy.database.prepared import NewRows, Prepared, among, given_rows, unindexed
+from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     GroupRow,
     RewardRow,
@@ -43,8 +43,6 @@ from proxy.lifecycle.session_names import session_called
 
 # Hashes compared in one query: bounds its parameters.
 _HASHES = 64
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 class ContextRow(NamedTuple):

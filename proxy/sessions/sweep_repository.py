@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from sqlalchemy import Connection, Row, and_, func, select, update
+from sqlalchemy import Connection, and_, func, select, update
 
 from proxy.contract.states import SessionState, TrainingState
+from proxy.database.rows import AnyRow
 from proxy.database.tables import RunRow, SessionRow
 from proxy.lifecycle.lifecycle import is_open
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 class SweepRepository:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from sqlalchemy import Connection, and_, func, select
 
-from sqlalchemy import Connection, Row, and_, func, select
-
+from proxy.database.rows import AnyRow
 from proxy.database.tables import ClaimedSessionRow, GroupRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.lifecycle.preferences import preferences_about
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 class SessionViewRepository:

@@ -6,17 +6,15 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row
 
 from proxy.contract.states import TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import TurnPlace, TurnState
+from proxy.database.rows import AnyRow
 from proxy.lifecycle.audits import SessionAudit
 from proxy.lifecycle.outcomes import TurnFacts, explanation, standing_of, untrained_turns
 
 _LOGPROB_BYTES = 4
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from proxy.database.chunks import chunks
+from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     ClaimedSessionRow,
     ClaimRow,
@@ -16,8 +16,6 @@ from proxy.database.tables import (
     SessionRow,
     TurnRow,
 )
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 class StepRepository:

@@ -17,11 +17,12 @@ from proxy.contract.policy import Head
 from proxy.contract.replay import StepBatch
 from proxy.contract.step import StepInputs
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound
 from proxy.lifecycle.weights import weights_of
 from proxy.runs.service import RunView
-from proxy.steps.repository import AnyRow, StepRepository
+from proxy.steps.repository import StepRepository
 from proxy.turns.assembly import BrokenTree, StoredTurn, assemble
 from proxy.turns.repository import TurnRepository
 

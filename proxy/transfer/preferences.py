@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, insert, or_, select
+from sqlalchemy import Connection, insert, or_, select
 
 from proxy.contract.export import PREFERENCE_FORMAT, ExportedPreference, ExportedSide, ExportedSideTurn
 from proxy.contract.identifiers import RunId, new_preference_id
 from proxy.contract.reward import RewardRules
 from proxy.contract.turn import SamplingParameters
 from proxy.database.packed_json import json_text
+from proxy.database.rows import AnyRow
 from proxy.database.tables import PreferenceRow, RunRow, SessionRow, TurnRow
 from proxy.transfer.conversation import messages_of
 from proxy.transfer.reading import TransferReader
 from proxy.transfer.records import InvalidRecord, SessionRecord, TurnRecord
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 class SideTurn(ExportedSideTurn, frozen=True, kw_only=True):

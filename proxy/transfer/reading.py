@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, select, tuple_
+from sqlalchemy import Connection, select, tuple_
 
 from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.export import SESSION_FORMAT
@@ -15,13 +15,12 @@ from proxy.contract.reward import RewardRules
 from proxy.contract.states import SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, TurnState
+from proxy.database.rows import AnyRow
 from proxy.database.tables import GroupRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.lifecycle.combining import LedgerEntry, session_rewards
 from proxy.lifecycle.turn_requests import turns_as_sent
 from proxy.transfer.conversation import messages_of, tools_of
 from proxy.transfer.records import RewardRecord, SessionRecord, TurnRecord
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 class ExportFilter(msgspec.Struct, frozen=True, kw_only=True):

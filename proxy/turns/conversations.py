@@ -8,8 +8,9 @@ import msgspec
 
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.turn import TurnState
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
-from proxy.turns.conversations_repository import CONTINUES, AnyRow, ConversationRepository
+from proxy.turns.conversations_repository import CONTINUES, ConversationRepository
 
 
 class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import Connection, Row, bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from proxy.contract.turn import Continuation
+from proxy.database.rows import AnyRow
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.lifecycle.turn_requests import request_as_sent
 
 # Continuations of turns that store only the messages added to the parent's conversation; others store all of them.
 CONTINUES = (Continuation.EXACT.value, Continuation.RETEMPLATED.value)
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 class ConversationRepository:

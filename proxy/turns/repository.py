@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from sqlalchemy import (
     Connection,
-    Row,
     Select,
     Text,
     and_,
@@ -24,6 +23,7 @@ from proxy.contract.identifiers import TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, TurnState, VersionSpan
 from proxy.database.prepared import Prepared, among, given_rows
+from proxy.database.rows import AnyRow
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.lifecycle.lifecycle import is_open
 from proxy.turns.assembly import PathPiece, StoredTurn
@@ -86,7 +86,7 @@ class TurnRepository:
             for row in rows
         }
 
-    def heads(self, turn_ids: Sequence[str]) -> list[Row[*tuple[Any, ...]]]:
+    def heads(self, turn_ids: Sequence[str]) -> list[AnyRow]:
         """Return the columns of these turns that a later call needs besides their paths."""
         return list((self._connection.execute(_HEADS, {"ids": list(turn_ids)})).all())
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, case, func, insert, select, update
+from sqlalchemy import Connection, case, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from proxy.contract.arrays import pack_ids, pack_logprobs
@@ -17,6 +17,7 @@ from proxy.contract.policy import VersionState, WeightsReference
 from proxy.contract.states import ClaimState, TrainingState
 from proxy.contract.step import TokenAudit
 from proxy.database.chunks import chunks
+from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     ClaimedSessionRow,
     ClaimRow,
@@ -28,8 +29,6 @@ from proxy.database.tables import (
 )
 from proxy.errors import Conflict
 from proxy.lifecycle.lifecycle import settle
-
-AnyRow = Row[*tuple[Any, ...]]
 
 _ENDED = (VersionState.RETIRED.value, VersionState.REJECTED.value)
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from sqlalchemy import Row
-
+from proxy.database.rows import AnyRow
 from proxy.overview.rewards.views import PreferenceView, RewardItem
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 def reward_items(ledger: Iterable[AnyRow], used_by: Mapping[str, int]) -> list[RewardItem]:

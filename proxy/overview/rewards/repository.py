@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, select, tuple_
 
 from proxy.contract.states import ClaimState
 from proxy.database.prepared import Prepared, unindexed
+from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     ClaimedSessionRow,
     ClaimRow,
@@ -24,8 +24,6 @@ from proxy.lifecycle.preferences import preferences_about
 from proxy.lifecycle.session_names import session_called
 from proxy.overview.filters import Cursor
 from proxy.overview.rewards.views import RewardFilter
-
-AnyRow = Row[*tuple[Any, ...]]
 
 _BY_ID = Prepared(select(SessionRow.id, SessionRow.run_id).where(SessionRow.id == bindparam("of")))
 

@@ -9,12 +9,13 @@ import msgspec
 from sqlalchemy import Connection
 
 from proxy.contract.reward import RewardRules
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound
 from proxy.lifecycle.combining import LedgerEntry, session_rewards
 from proxy.overview.filters import Cursor, page_size
 from proxy.overview.rewards.assembly import reward_items, used_by
-from proxy.overview.rewards.repository import AnyRow, LedgerRepository
+from proxy.overview.rewards.repository import LedgerRepository
 from proxy.overview.rewards.views import RevisedPage, RevisedSession, RevisedTurn, RewardFilter, RewardPage
 
 

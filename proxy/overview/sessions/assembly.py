@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row
 
 from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import SamplingParameters, TurnPlace, TurnState, VersionSpan
+from proxy.database.rows import AnyRow
 from proxy.lifecycle.audits import SessionAudit
 from proxy.lifecycle.outcomes import TurnFacts, explanation, standing_of, untrained_turns
 from proxy.overview.sessions.views import SessionItem, Trained, TurnTokens, TurnView
 from proxy.turns.answers import answer_message
 
-AnyRow = Row[*tuple[Any, ...]]
 # Returns the text of a token id.
 TokenText = Callable[[int], str]
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Row, Select, and_, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, or_, select, tuple_
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from proxy.contract.states import SessionState
 from proxy.database.prepared import unindexed
+from proxy.database.rows import AnyRow
 from proxy.database.tables import GroupRow, SessionRow, TurnRow
 from proxy.lifecycle.lifecycle import is_open
 from proxy.lifecycle.turn_requests import turns_as_sent
 from proxy.overview.filters import Cursor, SessionFilter
 
-AnyRow = Row[*tuple[Any, ...]]
 _Columns = ReadOnlyColumnCollection[str, Any]
 
 # How many sessions one page of a filtered list searches: some milliseconds of work, however large the store.

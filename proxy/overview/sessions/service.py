@@ -9,6 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from proxy.contract.states import TrainingState
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import NotFound
 from proxy.lifecycle.audits import SessionAudit, session_audit
@@ -17,7 +18,7 @@ from proxy.overview.filters import Cursor, SessionFilter, page_size
 from proxy.overview.rewards.assembly import preference_view, reward_items, used_by
 from proxy.overview.rewards.repository import LedgerRepository
 from proxy.overview.sessions.assembly import TokenText, session_item, trained, turn_view, untrained
-from proxy.overview.sessions.repository import AnyRow, SessionOverviewRepository
+from proxy.overview.sessions.repository import SessionOverviewRepository
 from proxy.overview.sessions.views import SessionItem, SessionPage, SessionView, Trainability, TurnView
 from proxy.runs.repository import RunRepository
 

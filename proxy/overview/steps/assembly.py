@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
-from sqlalchemy import Row
 
 from proxy.contract.claim import TrajectoryAudit
+from proxy.database.rows import AnyRow
 from proxy.lifecycle.weights import weights_of
 from proxy.overview.steps.views import StepItem
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Text, bindparam, cast, func, select
+from sqlalchemy import Connection, Select, Text, bindparam, cast, func, select
 
 from proxy.contract.policy import VersionState
 from proxy.database.chunks import chunks
+from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     ClaimedSessionRow,
     GroupRow,
@@ -19,8 +20,6 @@ from proxy.database.tables import (
     TokenAuditRow,
     TurnRow,
 )
-
-AnyRow = Row[*tuple[Any, ...]]
 
 
 class StepOverviewRepository:

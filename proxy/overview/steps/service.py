@@ -11,12 +11,13 @@ from sqlalchemy import Connection
 from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.step import StepInputs
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import NotFound
 from proxy.overview.rewards.assembly import subject_of
 from proxy.overview.sessions.assembly import TokenText
 from proxy.overview.steps.assembly import audit_of, step_facts, step_item
-from proxy.overview.steps.repository import AnyRow, StepOverviewRepository
+from proxy.overview.steps.repository import StepOverviewRepository
 from proxy.overview.steps.views import AuditedTurn, StepTokens, StepTrajectory, StepView, UsedReward
 
 # exp(710) overflows a float.
