@@ -21,7 +21,14 @@ from proxy.cli.local_keys import LocalKeys, load_or_make
 from proxy.cli.operations import Operations, ProxyUnreachable
 from proxy.cli.supervisor import Listener, Part, PartFailed, Supervisor
 from proxy.cli.trainer_process import trainer_command
-from proxy.engines.launch import LaunchPlan, embedded_plan, scripted_plan, sglang_cpu_plan, sglang_gpu_plan
+from proxy.engines.launch import (
+    AdapterBounds,
+    LaunchPlan,
+    embedded_plan,
+    scripted_plan,
+    sglang_cpu_plan,
+    sglang_gpu_plan,
+)
 from proxy.private_files import make_directory, open_file
 from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, as_environment
 
@@ -243,19 +250,25 @@ def _engine_plan(settings: Settings, *, port: int, seed: int | None) -> LaunchPl
     if engine.kind == EngineKind.SCRIPTED:
         return scripted_plan(model=model, port=port, script=engine.script and engine.script.resolve())
     on_gpu = engine.device == "cuda" or (engine.device == "auto" and _has_gpu())
+    adapters = AdapterBounds(loaded=engine.max_loras, rank=engine.max_lora_rank)
     if engine.kind == EngineKind.EMBEDDED:
         device = "cuda" if on_gpu else "cpu"
-        return embedded_plan(model=model, port=port, device=device, threads=engine.threads, seed=seed)
+        return embedded_plan(
+            model=model, port=port, device=device, threads=engine.threads, seed=seed, adapters=adapters
+        )
+    # SGLang reserves memory for adapters, and a model with layers that it cannot adapt does not start with them.
+    wanted = adapters if any(run.weights == "adapter" for run in settings.declared_runs) else None
     if on_gpu:
         python = engine.sglang_venv / "bin" / "python"
         if not python.exists():
             raise ConfigurationError(f"no environment with SGLang in {engine.sglang_venv}: set engine.sglang_venv")
-        return sglang_gpu_plan(model=model, port=port, python=str(python))
+        return sglang_gpu_plan(model=model, port=port, python=str(python), adapters=wanted)
     return sglang_cpu_plan(
         model=model,
         port=port,
         venv=engine.sglang_venv,
         threads=engine.threads,
+        adapters=wanted,
         flags=() if seed is None else (f"--random-seed={seed}",),
     )
 

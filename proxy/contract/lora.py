@@ -17,6 +17,27 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_PART = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<part>[AB])\.weight")
 """The name of a tensor in `ADAPTER_WEIGHTS`. `layer` is the name of the adapted layer in the base model."""
 
+PLAIN_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "use_rslora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "lora_bias": (False, None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "modules_to_save": (None, []),
+    **dict.fromkeys(("use_qalora", "use_bdlora"), (False, None)),
+    **dict.fromkeys(("alora_invocation_tokens", "layer_replication", "arrow_config", "kasa_config"), (None,)),
+}
+"""The values of peft's options under which the formula above is the whole adapter. SGLang ignores most of the others
+and would serve wrong weights."""
+
+
+def other_options(config: Mapping[str, Any]) -> list[str]:
+    """Return the options of an adapter's configuration that the formula does not cover, as `name = value`."""
+    return [f"{key} = {config.get(key)!r}" for key, plain in PLAIN_OPTIONS.items() if config.get(key) not in plain]
+
 
 def merged_weights(base: Mapping[str, Any], adapter: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the weights of `base` with W + alpha / r · B A for every adapted W, computed and returned as float32.

@@ -36,6 +36,20 @@ SGLANG_CPU_FLAGS = (
 )
 
 
+SGLANG_ADAPTED_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The layers that SGLang reserves room for; an adapter of any other layer is refused."""
+
+# SGLang's own default for adapters in one batch: requests of further ones wait for the next batch.
+_SGLANG_ADAPTERS_PER_BATCH = 8
+
+
+class AdapterBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """The most LoRA adapters that an engine has in memory, and the highest rank of one."""
+
+    loaded: int
+    rank: int
+
+
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A process to start, which will answer at `url`. `env` is added to the environment of the starting process."""
 
@@ -52,34 +66,54 @@ def embedded_plan(
     device: str = "cpu",
     threads: int = 1,
     seed: int | None = None,
+    adapters: AdapterBounds | None = None,
     python: str = sys.executable,
 ) -> LaunchPlan:
-    """Return the plan for the embedded engine, in the proxy's own environment."""
+    """Return the plan for the embedded engine, in the proxy's own environment. Without `adapters` it has its own
+    bounds for them."""
     argv = [python, "-m", "proxy.engines.embedded", "--model", model, "--host", HOST, "--port", str(port)]
     argv += ["--device", device, "--threads", str(threads), "--weight-version", weight_label]
     if device == "cuda":
         argv += ["--dtype", "bfloat16"]
     if seed is not None:
         argv += ["--seed", str(seed)]
+    if adapters is not None:
+        argv += ["--max-loaded-loras", str(adapters.loaded), "--max-lora-rank", str(adapters.rank)]
     return LaunchPlan(argv=tuple(argv), env={"OMP_NUM_THREADS": str(threads)}, url=_url(port))
 
 
 def scripted_plan(
-    *, model: str, port: int, script: Path | None = None, weight_label: str = "default", python: str = sys.executable
+    *,
+    model: str,
+    port: int,
+    script: Path | None = None,
+    weight_label: str = "default",
+    ignore_adapters: bool = False,
+    python: str = sys.executable,
 ) -> LaunchPlan:
     """Return the plan for the scripted engine, in the proxy's own environment. Without a `script` it echoes
-    messages."""
+    messages. With `ignore_adapters` it serves the base model for every adapter."""
     argv = [python, "-m", "proxy.engines.scripted", "--model", model, "--host", HOST, "--port", str(port)]
     argv += ["--weight-version", weight_label]
     if script is not None:
         argv += ["--script", str(script)]
+    if ignore_adapters:
+        argv.append("--ignore-adapters")
     return LaunchPlan(argv=tuple(argv), env={}, url=_url(port))
 
 
 def sglang_cpu_plan(
-    *, model: str, port: int, venv: Path, weight_label: str = "default", threads: int = 1, flags: tuple[str, ...] = ()
+    *,
+    model: str,
+    port: int,
+    venv: Path,
+    weight_label: str = "default",
+    threads: int = 1,
+    adapters: AdapterBounds | None = None,
+    flags: tuple[str, ...] = (),
 ) -> LaunchPlan:
-    """Return the plan for the real SGLang on a CPU, from the environment that `make sglang-cpu` installs.
+    """Return the plan for the real SGLang on a CPU, from the environment that `make sglang-cpu` installs. Without
+    `adapters` it takes none.
 
     Raises ConfigurationError if that environment does not exist.
     """
@@ -97,14 +131,26 @@ def sglang_cpu_plan(
         "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": str(threads),
     }
+    if adapters is not None:
+        # The other back ends for adapters are kernels for GPUs.
+        argv = (*argv, *_adapter_flags(adapters), "--lora-backend=torch_native")
     return LaunchPlan(argv=(*argv, *SGLANG_CPU_FLAGS, *flags), env=env, url=_url(port))
 
 
 def sglang_gpu_plan(
-    *, model: str, port: int, python: str, weight_label: str = "default", flags: tuple[str, ...] = ()
+    *,
+    model: str,
+    port: int,
+    python: str,
+    weight_label: str = "default",
+    adapters: AdapterBounds | None = None,
+    flags: tuple[str, ...] = (),
 ) -> LaunchPlan:
-    """Return the plan for SGLang on a GPU; `python` is the interpreter of an environment with SGLang."""
+    """Return the plan for SGLang on a GPU; `python` is the interpreter of an environment with SGLang. Without
+    `adapters` it takes none."""
     argv = _sglang_argv(python, model, port, weight_label)
+    if adapters is not None:
+        argv = (*argv, *_adapter_flags(adapters))
     return LaunchPlan(argv=(*argv, *flags), env={}, url=_url(port))
 
 
@@ -113,6 +159,16 @@ def _sglang_argv(python: str, model: str, port: int, weight_label: str) -> tuple
         *(python, "-m", "sglang.launch_server", "--model-path", model, "--host", HOST, "--port", str(port)),
         *("--weight-version", weight_label),
         *SGLANG_FLAGS,
+    )
+
+
+def _adapter_flags(bounds: AdapterBounds) -> tuple[str, ...]:
+    return (
+        "--enable-lora",
+        f"--max-lora-rank={bounds.rank}",
+        f"--max-loras-per-batch={min(bounds.loaded, _SGLANG_ADAPTERS_PER_BATCH)}",
+        f"--max-loaded-loras={bounds.loaded}",
+        *("--lora-target-modules", *SGLANG_ADAPTED_MODULES),
     )
 
 

@@ -216,7 +216,7 @@ def _message_in(content: bytes) -> str:
         return content.decode(errors="replace").strip()
     for _ in range(2):  # {"error": {"message": …}} is the deepest shape
         if isinstance(body, dict):
-            body = body.get("error") or body.get("message") or body
+            body = body.get("error") or body.get("message") or body.get("error_message") or body
     return body if isinstance(body, str) else msgspec.json.encode(body).decode()
 
 

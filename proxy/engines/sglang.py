@@ -19,6 +19,7 @@ from proxy.engines.protocol import EngineChunk, EngineInfo, GenerateRequest, Pau
 from proxy.engines.replies import ReplyParser, failure_of, message_of, refusal_of
 from proxy.engines.requests import bounds_of, engine_request_id, generate_body
 from proxy.engines.scores import read_scores, score_body
+from proxy.engines.sglang_adapters import check_for_sglang
 from proxy.engines.streams import EventLines, TokenProgress
 from proxy.errors import (
     BaseRlError,
@@ -208,6 +209,9 @@ class SglangEngine:
         await self._control("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
     async def load_adapter(self, path: str, name: str) -> None:
+        await self._read_server_info()
+        if not self._takes_adapters:  # base-rl's own engines check adapters themselves
+            await asyncio.to_thread(check_for_sglang, path)
         try:
             await self._control("/load_lora_adapter", {"lora_name": name, "lora_path": path})
         except EngineFailed:

@@ -53,6 +53,11 @@ class EngineSettings(Section):
     """Device of engines that `base-rl up` starts; `auto`: the GPU where nvidia-smi finds one."""
     threads: PositiveInt = 1
     """CPU threads of engines that `base-rl up` starts."""
+    max_loras: PositiveInt = 16
+    """Most LoRA adapters in the memory of an engine that `base-rl up` starts, for runs with `weights = "adapter"`.
+    The least recently used one makes room for another, and is read again when it is asked for."""
+    max_lora_rank: PositiveInt = 64
+    """Highest rank of such an adapter."""
     sglang_venv: Path = Field(default_factory=_default_sglang_venv)
     """The environment that SGLang is installed in (`make sglang-cpu`, or one of your own on a GPU machine)."""
     script: Path | None = None

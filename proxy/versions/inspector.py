@@ -15,6 +15,7 @@ from proxy.errors import StorageUnavailable, WeightsMissing
 from proxy.versions.weights import (
     BaseModel,
     Signature,
+    check_base,
     check_content,
     check_files,
     check_headers,
@@ -78,6 +79,7 @@ class WeightsInspector:
         try:
             signature = check_files(weights, directory)
             if signature != before:
+                check_base(weights, directory, base_model)
                 headers = check_headers(weights, directory, find_base(base_model))
                 check_content(weights, directory, headers, self._stopping.is_set)
         except FileNotFoundError as error:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from proxy.contract.lora import ADAPTER_PART
+from proxy.contract.lora import ADAPTER_PART, other_options
 from proxy.errors import WeightsRejected
 from proxy.versions.safetensors import FLOATS, TensorEntry
 
@@ -44,12 +44,16 @@ def check_whole(tensors: Tensors, base: Tensors, config: Mapping[str, Any]) -> N
 def check_adapter(tensors: Tensors, adapter: Mapping[str, Any], base: Tensors | None) -> None:
     """Raise WeightsRejected unless an adapter's tensors agree with its configuration and fit the base's layers.
 
-    An adapter with a wrong shape kills SGLang at the first request, not at the load. Without `base`, only tensors and
-    configuration are compared.
+    An adapter with a wrong shape kills SGLang at the first request, not at the load, and SGLang ignores options of
+    peft that it does not know. Without `base`, only tensors and configuration are compared.
     """
-    rank = adapter.get("r")
+    if other := other_options(adapter):
+        raise WeightsRejected(f"engines serve plain LoRA adapters only, and this one has {', '.join(other)}")
+    rank, alpha = adapter.get("r"), adapter.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1:
         raise WeightsRejected(f"adapter_config.json has the rank {rank!r}: it must be a positive integer")
+    if not isinstance(alpha, int | float) or alpha <= 0:
+        raise WeightsRejected(f"adapter_config.json has the lora_alpha {alpha!r}: it must be a positive number")
     parts: dict[str, dict[str, TensorEntry]] = {}
     for name, tensor in tensors.items():
         match = ADAPTER_PART.fullmatch(name)
@@ -64,10 +68,9 @@ def check_adapter(tensors: Tensors, adapter: Mapping[str, Any], base: Tensors | 
             raise WeightsRejected(f"lora_A or lora_B of {layer} is missing")
         if isinstance(targets, list) and not any(layer == each or layer.endswith(f".{each}") for each in targets):
             raise WeightsRejected(f"{layer} is not one of the adapter's target_modules")
-        of_rank = rank if not adapter.get("rank_pattern") else part["A"].shape[0]
         shape = (part["B"].shape[0], part["A"].shape[1])
-        if part["A"].shape[0] != of_rank or part["B"].shape[1] != of_rank:
-            raise WeightsRejected(f"lora_A and lora_B of {layer} are not of rank {of_rank}")
+        if part["A"].shape[0] != rank or part["B"].shape[1] != rank:
+            raise WeightsRejected(f"lora_A and lora_B of {layer} are not of rank {rank}")
         if base is None:
             continue
         weight = base.get(f"{layer}.weight")

@@ -139,6 +139,19 @@ def check_headers(weights: WeightsReference, directory: Path, base: BaseModel | 
     return headers
 
 
+def check_base(weights: WeightsReference, directory: Path, base_model: str) -> None:
+    """Raise WeightsRejected for an adapter of another model than `base_model`, the run's.
+
+    Only directories on this machine are compared: a Hugging Face id and a directory may be one model.
+    """
+    if weights.format is not WeightsFormat.ADAPTER:
+        return
+    named = _read_json(directory / ADAPTER_CONFIG).get("base_model_name_or_path")
+    own, wanted = Path(str(named)), Path(base_model)
+    if own.is_dir() and wanted.is_dir() and not own.samefile(wanted):
+        raise WeightsRejected(f"it is an adapter of {named}, and the run's base model is {base_model}")
+
+
 def check_content(
     weights: WeightsReference, directory: Path, headers: dict[str, Header], is_cancelled: Callable[[], bool]
 ) -> None:

@@ -16,7 +16,7 @@ import uvloop
 from transformers import AutoModelForCausalLM
 
 from proxy.cli.addresses import random_free_port
-from proxy.engines.launch import LaunchPlan, embedded_plan, sglang_cpu_plan, wait_until_ready
+from proxy.engines.launch import AdapterBounds, LaunchPlan, embedded_plan, sglang_cpu_plan, wait_until_ready
 from proxy.engines.protocol import PauseMode
 from proxy.engines.sglang import SglangEngine
 from proxy.settings import ConfigurationError, EngineSettings, load_settings
@@ -27,6 +27,7 @@ SGLANG_TIMEOUT = 400
 STOP_SECONDS = 30
 NOBODY = "http://127.0.0.1:9"
 """An address where nothing listens: systems do not assign this port."""
+ADAPTERS = AdapterBounds(loaded=4, rank=8)
 IDLE_SECONDS = 40
 """On a busy machine an engine may check only every few seconds whether a client is still connected."""
 
@@ -91,6 +92,13 @@ class Reference:
         values: list[float] = rows.gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
         return values
 
+    def plain(self, ids: tuple[int, ...]) -> list[float]:
+        """Return the log-probability of every id after the first, without the bias of `ask`."""
+        with torch.no_grad():
+            rows = self.network(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        values: list[float] = rows[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        return values
+
     def greedy(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
         ids = list(prompt)
         for _ in range(count):
@@ -121,9 +129,9 @@ def sglang_venv() -> Path:
 def plan_of(kind: str, model: Path) -> LaunchPlan:
     port = random_free_port("127.0.0.1")
     if kind == "embedded":
-        return embedded_plan(model=str(model), port=port, weight_label="a")
+        return embedded_plan(model=str(model), port=port, weight_label="a", adapters=ADAPTERS)
     try:
-        return sglang_cpu_plan(model=str(model), port=port, venv=sglang_venv(), weight_label="a")
+        return sglang_cpu_plan(model=str(model), port=port, venv=sglang_venv(), weight_label="a", adapters=ADAPTERS)
     except ConfigurationError as error:
         if os.environ.get("BASE_RL_REQUIRE_SGLANG") == "1":
             raise
@@ -162,7 +170,10 @@ async def engine(server: Server, models: Models) -> AsyncIterator[SglangEngine]:
     engine = SglangEngine(server.url, EngineSettings(url=server.url))
     await engine.pause(PauseMode.ABORT)
     await engine.resume()
-    if (await engine.info()).weight_label != "a":
+    info = await engine.info()
+    for name in info.adapter_names:
+        await engine.unload_adapter(name)
+    if info.weight_label != "a":
         await engine.load_weights(str(models.a), "a")
     yield engine
     await engine.aclose()

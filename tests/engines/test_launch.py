@@ -13,7 +13,9 @@ from proxy.engines.launch import (
     SGLANG_FLAGS,
     SGLANG_READY_MARKER,
     SGLANG_SHIM,
+    AdapterBounds,
     embedded_plan,
+    scripted_plan,
     sglang_cpu_plan,
     sglang_gpu_plan,
     wait_until_ready,
@@ -59,6 +61,24 @@ def test_plans_name_the_model_the_port_and_the_label() -> None:
     assert "--seed 5" in " ".join(embedded.argv)
     assert "--dtype bfloat16" in " ".join(embedded.argv)
     assert embedded.env == {"OMP_NUM_THREADS": "2"}
+
+
+def test_adapters_are_allowed_where_they_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / SGLANG_READY_MARKER).touch()
+    for bounds, per_batch in ((AdapterBounds(loaded=3, rank=5), 3), (AdapterBounds(loaded=20, rank=5), 8)):
+        cpu = sglang_cpu_plan(model="m", port=1, venv=tmp_path, adapters=bounds).argv
+        gpu = sglang_gpu_plan(model="m", port=1, python="py", adapters=bounds).argv
+        for argv in (cpu, gpu):
+            assert "--enable-lora" in argv
+            assert f"--max-loaded-loras={bounds.loaded}" in argv
+            assert f"--max-loras-per-batch={per_batch}" in argv
+            assert "--max-lora-rank=5" in argv
+        assert "--lora-backend=torch_native" in cpu
+        assert not any(flag.startswith("--lora-backend") for flag in gpu)
+        embedded = " ".join(embedded_plan(model="m", port=1, adapters=bounds).argv)
+        assert f"--max-loaded-loras {bounds.loaded} --max-lora-rank 5" in embedded
+    assert "--enable-lora" not in sglang_cpu_plan(model="m", port=1, venv=tmp_path).argv
+    assert "--ignore-adapters" in scripted_plan(model="m", port=1, ignore_adapters=True).argv
 
 
 async def test_waiting_ends_when_the_process_does() -> None:

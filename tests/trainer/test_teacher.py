@@ -15,6 +15,7 @@ import uvicorn
 
 from proxy.contract.trajectory import Trajectory
 from proxy.engines.embedded.model import ServedModel
+from proxy.engines.embedded.residency import AdapterLimits
 from proxy.engines.embedded.server import create_app
 from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
@@ -50,7 +51,8 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(master: Path) -> Iterator[str]:
     """Return the address of a real embedded engine."""
     model = ServedModel(str(master), device="cpu", dtype="float32", seed=0, max_total_tokens=4096)
-    app = create_app(model, weight_label="master", max_running=4, max_total_tokens=4096)
+    limits = AdapterLimits(loaded=0, rank=1)
+    app = create_app(model, weight_label="master", max_running=4, max_total_tokens=4096, adapters=limits)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="on"))
     thread = threading.Thread(target=server.run, name="teacher-engine")
     thread.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -11,7 +11,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Send
 
-from proxy.engines.common.wire import Abort, DiskUpdate, Pause, RequestRefused, VersionUpdate
+from proxy.engines.common.wire import (
+    Abort,
+    AdapterLoad,
+    AdapterUnload,
+    DiskUpdate,
+    Pause,
+    RequestRefused,
+    VersionUpdate,
+)
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -29,6 +37,18 @@ class ControlledEngine(Protocol):
 
     async def rename_weights(self, label: str, *, abort_all: bool) -> None:
         """Give the loaded weights another label."""
+        ...
+
+    async def load_adapter(self, body: AdapterLoad) -> None:
+        """Load a LoRA adapter beside the others. Raises RequestRefused with nothing changed."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter once its running requests have ended. Raises RequestRefused for an unknown name."""
+        ...
+
+    def adapters(self) -> Mapping[str, str]:
+        """Return the adapters in memory: their paths by name."""
         ...
 
     async def pause(self, mode: str) -> None:
@@ -71,6 +91,8 @@ class ControlEndpoints:
         posts: dict[str, _Handler] = {
             "/update_weights_from_disk": self._update_from_disk,
             "/update_weight_version": self._update_version,
+            "/load_lora_adapter": self._load_adapter,
+            "/unload_lora_adapter": self._unload_adapter,
             "/pause_generation": self._pause,
             "/continue_generation": self._resume,
             "/abort_request": self._abort,
@@ -78,6 +100,7 @@ class ControlEndpoints:
         gets: dict[str, _Handler] = {
             "/model_info": self._model_info,
             "/get_model_info": self._model_info,
+            "/v1/models": self._models,
             "/server_info": self._server_info,
             "/get_server_info": self._server_info,
             "/health": self._health,
@@ -105,6 +128,37 @@ class ControlEndpoints:
         await self._engine.rename_weights(body.new_version, abort_all=body.abort_all_requests)
         message = f"Weight version updated to {body.new_version}"
         return outcome(success=True, message=message, new_version=body.new_version)
+
+    async def _load_adapter(self, request: Request) -> Response:
+        try:
+            await self._engine.load_adapter(decode(await request.body(), AdapterLoad))
+        except RequestRefused as error:
+            return self._adapter_outcome(str(error))
+        return self._adapter_outcome(None)
+
+    async def _unload_adapter(self, request: Request) -> Response:
+        try:
+            await self._engine.unload_adapter(decode(await request.body(), AdapterUnload).lora_name)
+        except RequestRefused as error:
+            return self._adapter_outcome(str(error))
+        return self._adapter_outcome(None)
+
+    def _adapter_outcome(self, refused: str | None) -> Response:
+        content = {
+            "success": refused is None,
+            "error_message": refused,
+            "loaded_adapters": dict(self._engine.adapters()),
+        }
+        return _json(content, 200 if refused is None else 400)
+
+    async def _models(self, _: Request) -> Response:
+        base = (await self._engine.model_info())["model_path"]
+        adapters = [
+            {"id": name, "object": "model", "owned_by": "sglang", "root": path, "parent": base}
+            for name, path in self._engine.adapters().items()
+        ]
+        own = {"id": base, "object": "model", "owned_by": "sglang", "root": base, "parent": None}
+        return _json({"object": "list", "data": [own, *adapters]})
 
     async def _pause(self, request: Request) -> Response:
         try:

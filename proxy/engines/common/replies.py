@@ -55,9 +55,10 @@ def chunk(
     output_ids: Sequence[int],
     logprobs: Sequence[ScoredToken] | None,
     tops: Sequence[Sequence[ScoredToken]] | None,
+    input_logprobs: Sequence[ScoredToken] | None = None,
 ) -> dict[str, Any]:
     """Return an answer, or a chunk of one, before its end: `output_ids` are the new tokens, `completion_tokens`
-    counts all so far."""
+    counts all so far. `input_logprobs` belong to the first chunk."""
     meta: dict[str, Any] = {
         "id": rid,
         "finish_reason": None,
@@ -69,6 +70,8 @@ def chunk(
         meta["output_token_logprobs"] = logprobs
     if tops is not None:
         meta["output_top_logprobs"] = tops
+    if input_logprobs is not None:
+        meta["input_token_logprobs"] = input_logprobs
     return {"output_ids": output_ids, "meta_info": meta}
 
 

@@ -79,15 +79,19 @@ _DEFAULT = Sampling()
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/generate`. Other fields are ignored, such as `extra_key`: no prefix cache outlives a request.
 
-    Without `return_logprob` the answer has no log-probabilities at all.
+    Without `return_logprob` the answer has no log-probabilities at all. With a `logprob_start_len` of 0 or more it
+    also has those of the input, from that token on. `lora_path` is the name of a loaded adapter, as in SGLang; null
+    is the base model.
     """
 
     input_ids: list[int]
     sampling_params: Sampling | None = None
     return_logprob: bool = False
     top_logprobs_num: Annotated[int, Meta(ge=0, le=128)] = 0
+    logprob_start_len: Annotated[int, Meta(ge=-1)] = -1
     stream: bool = False
     rid: str | None = None
+    lora_path: str | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -125,6 +129,8 @@ class BodyReader(Generic[_Body]):
             raise RequestRefused(
                 f"The input ({prompt} tokens) is longer than the model's context length ({context} tokens)."
             )
+        if body.logprob_start_len >= prompt:
+            raise RequestRefused(f"logprob_start_len must be in [-1, {prompt - 1}], below the input's length.")
         limit = context - prompt - 1 if sampling.max_new_tokens is None else sampling.max_new_tokens
         if prompt + limit > context:
             raise RequestRefused(
@@ -161,3 +167,17 @@ class Abort(msgspec.Struct, frozen=True):
 
     rid: str = ""
     abort_all: bool = False
+
+
+class AdapterLoad(msgspec.Struct, frozen=True):
+    """The body of `/load_lora_adapter`. A pinned adapter is never put aside for another one."""
+
+    lora_name: Annotated[str, Meta(min_length=1, max_length=512)]
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    pinned: bool = False
+
+
+class AdapterUnload(msgspec.Struct, frozen=True):
+    """The body of `/unload_lora_adapter`."""
+
+    lora_name: str

@@ -10,9 +10,9 @@ from proxy.engines.common.process import add_address, prepare, serve
 
 DESCRIPTION = """\
 Serves a Hugging Face causal language model over SGLang's native HTTP API: /generate with exact token ids and
-log-probabilities, weights replaced between two decode steps while requests continue. It is for machines without
-SGLang and for small models; it has no prefix cache and answers with token ids, not text. Answers can be constrained
-by a JSON schema, a regular expression or a grammar.
+log-probabilities, weights replaced between two decode steps while requests continue, many LoRA adapters beside one
+base model. It is for machines without SGLang and for small models; it has no prefix cache and answers with token ids,
+not text. Answers can be constrained by a JSON schema, a regular expression or a grammar.
 
   python -m proxy.engines.embedded --model ./my-model --port 30000
   curl 127.0.0.1:30000/generate -d '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
@@ -48,12 +48,22 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="bound of the cache in requests × longest one; past it the newest requests step back and are "
         "recomputed later (default %(default)s)",
     )
+    add(
+        "--max-loaded-loras",
+        type=int,
+        default=16,
+        help="LoRA adapters in memory; the least recently used one makes room for another, and is read again when a "
+        "request names it; 0 takes none (default %(default)s)",
+    )
+    add("--max-lora-rank", type=int, default=64, help="highest rank of an adapter (default %(default)s)")
     add("--weight-version", default="default", metavar="LABEL", help="name of the weights loaded at the start")
     add("--seed", type=int, default=None, help="seed of the sampler; without it every start draws differently")
     options = parser.parse_args(arguments)
     for name in ("threads", "max_running", "max_total_tokens"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be 1 or more")
+    if options.max_loaded_loras < 0 or options.max_lora_rank < 1:
+        parser.error("--max-loaded-loras must be 0 or more, and --max-lora-rank 1 or more")
     return options
 
 
@@ -63,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     from proxy.engines.embedded.model import ModelUnsupported, ServedModel
+    from proxy.engines.embedded.residency import AdapterLimits
     from proxy.engines.embedded.server import create_app
 
     prepare()
@@ -86,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         weight_label=options.weight_version,
         max_running=options.max_running,
         max_total_tokens=options.max_total_tokens,
+        adapters=AdapterLimits(loaded=options.max_loaded_loras, rank=options.max_lora_rank),
     )
     sys.setswitchinterval(_SWITCH_INTERVAL)
     serve(app, host=options.host, port=options.port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,9 @@ from proxy.engines.common.grammar_compiler import GrammarRefused
 from proxy.engines.common.http import refusal, send_event, send_json, start_stream, until_disconnected
 from proxy.engines.common.wire import BodyReader, RequestRefused
 from proxy.engines.embedded.generation import Generation
+from proxy.engines.embedded.lora import Adapter
 from proxy.engines.embedded.model import ServedModel
+from proxy.engines.embedded.residency import AdapterRegistry
 from proxy.engines.embedded.scheduler import Scheduler
 from proxy.engines.embedded.stopping import StopStrings
 from proxy.engines.embedded.wire import EmbeddedBody, rules_of
@@ -47,22 +50,29 @@ class GenerateEndpoint:
     `scheduler` returns the running scheduler, which exists only once the application has started.
     """
 
-    def __init__(self, model: ServedModel, scheduler: Callable[[], Scheduler]) -> None:
+    def __init__(self, model: ServedModel, scheduler: Callable[[], Scheduler], adapters: AdapterRegistry) -> None:
         self._model = model
+        self._adapters = adapters
         self._scheduler = scheduler
         self._bodies = BodyReader(EmbeddedBody, vocabulary=model.vocabulary, context=model.context)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with AsyncExitStack() as held:
+            await self._respond(scope, receive, send, held)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, held: AsyncExitStack) -> None:
+        """Answer one request; `held` ends its use of the adapter."""
         content = await Request(scope, receive).body()
         ready = asyncio.Event()
         try:
             body, limit = self._bodies.read(content)
             generation = await self._generation(body, limit, ready.set)
+            generation.adapter = await held.enter_async_context(self._adapters.using(body.lora_path))
         except (RequestRefused, GrammarRefused) as error:
             await refusal(str(error))(scope, receive, send)
             return
         scheduler = self._scheduler()
-        input_logprobs = await self._input_logprobs(body)
+        input_logprobs = await self._input_logprobs(body, generation.adapter)
         scheduler.add(generation)
         gone = asyncio.create_task(until_disconnected(receive))
         gone.add_done_callback(lambda _: ready.set())
@@ -101,13 +111,13 @@ class GenerateEndpoint:
             notify=notify,
         )
 
-    async def _input_logprobs(self, body: EmbeddedBody) -> list[replies.ScoredToken] | None:
+    async def _input_logprobs(self, body: EmbeddedBody, adapter: Adapter | None) -> list[replies.ScoredToken] | None:
         """Return the log-probabilities of the input from `logprob_start_len` on; None if the request does not ask for
         them. The first token has none, as in SGLang."""
         start = body.logprob_start_len
         if not body.return_logprob or start < 0:
             return None
-        score = partial(self._model.score, body.input_ids, start + 1)
+        score = partial(self._model.score, body.input_ids, start + 1, adapter)
         found = []
         if start + 1 < len(body.input_ids):
             found = await asyncio.wrap_future(self._scheduler().submit(score))
@@ -156,13 +166,14 @@ class GenerateEndpoint:
             rid=generation.rid,
             prompt_tokens=len(generation.prompt),
             completion_tokens=end,
-            weight_version=generation.final_label if last else self._scheduler().weight_label,
+            weight_version=generation.final_label if last else generation.label(self._scheduler().weight_label),
             output_ids=ids,
             logprobs=logprobs,
             tops=tops,
+            input_logprobs=exchange.input_logprobs if start == 0 else None,
         )
-        if start == 0 and exchange.input_logprobs is not None:
-            content["meta_info"]["input_token_logprobs"] = exchange.input_logprobs
+        # Not in SGLang's answers: the name of the adapter that the tokens are of.
+        content["meta_info"]["adapter"] = None if generation.adapter is None else generation.adapter.name
         if not last:
             return content
         assert generation.finish is not None

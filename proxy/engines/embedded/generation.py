@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 from proxy.engines.common import replies
 from proxy.engines.common.grammar_compiler import GrammarState
+from proxy.engines.embedded.lora import Adapter
 from proxy.engines.embedded.sampling import TopLogprobs
 from proxy.engines.embedded.stopping import StopStrings
 from proxy.engines.embedded.wire import SamplingRules
 
 
 class Generation:
-    """The ids, output and end of one request. `tops` stay empty unless the request asks for them."""
+    """The ids, output and end of one request. `tops` stay empty unless the request asks for them. `adapter` is None
+    for the base model alone."""
 
     # Two threads share it without a lock. The model thread appends an id and its top tokens before the id's
     # log-probability, and sets `finish` after all of them. A reader takes `finish` first, then `len(logprobs)`, then
@@ -29,6 +31,7 @@ class Generation:
         grammar: GrammarState | None,
         stream: bool,
         notify: Callable[[], None],
+        adapter: Adapter | None = None,
     ) -> None:
         self.rid = rid
         self.prompt = prompt
@@ -38,6 +41,7 @@ class Generation:
         self.grammar = grammar
         self.stream = stream
         self.notify = notify
+        self.adapter = adapter
         self.output: list[int] = []
         self.logprobs: list[float] = []
         self.tops: list[TopLogprobs] = []
@@ -52,6 +56,10 @@ class Generation:
     def position(self) -> int:
         """The position of the newest token, counted from the start of the prompt."""
         return len(self.prompt) + len(self.output) - 1
+
+    def label(self, base: str) -> str:
+        """Return the label of the weights that produce the next token; `base` is the label of the base model."""
+        return base if self.adapter is None else self.adapter.name
 
     def accept(self, token: int, logprob: float, label: str, top: TopLogprobs | None = None) -> None:
         """Append the next token, drawn under the weights labelled `label`, and decide whether it is the last."""

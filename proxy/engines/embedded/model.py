@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxy.engines.common.grammar_compiler import GrammarCompiler
 from proxy.engines.embedded.cache import SlotCache
+from proxy.engines.embedded.lora import AdaptedLayers, Adapter, Rows
 from proxy.engines.embedded.stopping import Decode
 from proxy.engines.embedded.weights import check, put
 
@@ -32,7 +33,7 @@ class ServedModel:
 
     `context` counts tokens, prompt and output together. `eos_ids` end a request unless it has `ignore_eos`. `decode`
     is None if the model directory has no tokenizer; stop strings are then refused. `grammars` is None if it has no
-    tokenizer that llguidance can read; constraints are then refused.
+    tokenizer that llguidance can read; constraints are then refused. `layers` are those that adapters can change.
     """
 
     def __init__(self, path: str, *, device: str, dtype: str, seed: int, max_total_tokens: int) -> None:
@@ -45,6 +46,7 @@ class ServedModel:
         config = self.network.config.get_text_config()
         self.vocabulary: int = config.vocab_size
         self.context = min(_context_of(config), max_total_tokens)
+        self.layers = AdaptedLayers(self.network)
         self.cache = SlotCache(config.num_hidden_layers)
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
         tokenizer = _tokenizer_of(path)
@@ -57,7 +59,7 @@ class ServedModel:
         self.grammars = _grammars_of(tokenizer, self.vocabulary, self.eos_ids)
         self._keeps_logits = "logits_to_keep" in inspect.signature(self.network.forward).parameters
 
-    def prefill(self, contexts: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
+    def prefill(self, contexts: Sequence[Sequence[int]], first_row: int, adapters: Rows = ()) -> torch.Tensor:
         """Run new requests into the slots from `first_row`; return the logits `[N, V]` after each one's last
         token."""
         lengths = [len(ids) for ids in contexts]
@@ -66,6 +68,7 @@ class ServedModel:
         # beyond the slot's length, where decode steps do not read.
         ids_nt = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in contexts], device=self.device)
         steps_t = torch.arange(longest, device=self.device)
+        self.layers.use(adapters)
         self.cache.plan_prefill(first_row, longest)
         # Logits only at the positions where some prompt ends; all positions would take V times the memory of the ids.
         ends, column = torch.unique(torch.tensor(lengths, device=self.device) - 1, return_inverse=True)
@@ -77,19 +80,21 @@ class ServedModel:
         )
         return logits[torch.arange(len(contexts), device=self.device), column]
 
-    def step(self, last_tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+    def step(self, last_tokens: Sequence[int], positions: Sequence[int], adapters: Rows = ()) -> torch.Tensor:
         """Feed one token to each slot at the given positions; return the next tokens' logits `[B, V]`."""
         positions_b = torch.tensor(positions, device=self.device)
         length = max(positions) + 1
+        self.layers.use(adapters)
         self.cache.plan_decode(positions_b, length)
         mask_bl = torch.arange(length, device=self.device) <= positions_b[:, None]
         tokens_b1 = torch.tensor(last_tokens, device=self.device)[:, None]
         return self._forward(tokens_b1, mask=mask_bl[:, None, None], positions=positions_b[:, None], keep=None)[:, -1]
 
-    def score(self, ids: Sequence[int], start: int) -> list[float]:
+    def score(self, ids: Sequence[int], start: int, adapter: Adapter | None = None) -> list[float]:
         """Return the log-probabilities of `ids[start:]`, each given all ids before it, at temperature 1. `start` is 1
         or more. The cache is not used, and many tokens take several passes, because each pass bounds its logits."""
         given = torch.tensor([ids[:-1]], device=self.device)
+        self.layers.use([adapter])
         places_t = torch.arange(start - 1, len(ids) - 1, device=self.device)
         found: list[float] = []
         for part_t in torch.split(places_t, max(1, _SCORED_LOGITS // self.vocabulary)):

@@ -181,7 +181,7 @@ class Scheduler:
             # Running from here on, so that a failing prefill fails them too.
             self._running.extend(group)
             self._rules = None
-            logits = self.model.prefill(contexts, rows)
+            logits = self.model.prefill(contexts, rows, [each.adapter for each in group])
             self._accept(group, logits, BatchRules([each.rules for each in group], self.model.device))
             self._sweep()
 
@@ -223,7 +223,9 @@ class Scheduler:
         if self._rules is None:
             self._rules = BatchRules([each.rules for each in self._running], self.model.device)
         logits = self.model.step(
-            [each.output[-1] for each in self._running], [each.position for each in self._running]
+            [each.output[-1] for each in self._running],
+            [each.position for each in self._running],
+            [each.adapter for each in self._running],
         )
         self._accept(self._running, logits, self._rules)
         self._sweep()
@@ -236,7 +238,7 @@ class Scheduler:
         for row, (generation, token, logprob) in enumerate(drawn):
             if generation.finish is not None:
                 continue
-            generation.accept(token, logprob, label, draw.tops.get(row))
+            generation.accept(token, logprob, generation.label(label), draw.tops.get(row))
             if generation.stream and generation.finish is None:
                 self._woken.append(generation)
 
@@ -280,7 +282,7 @@ class Scheduler:
         self._waiting.appendleft(generation)
 
     def _finish(self, generation: Generation) -> None:
-        generation.final_label = self.weight_label
+        generation.final_label = generation.label(self.weight_label)
         self._woken.append(generation)
 
     def _fail_running(self, error: Exception) -> None:

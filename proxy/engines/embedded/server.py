@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,12 +14,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.engines.common.http import ControlEndpoints, decode, outcome
-from proxy.engines.common.wire import RequestRefused
-from proxy.engines.embedded.adapters import holds_adapter, read_adapted
+from proxy.engines.common.wire import AdapterLoad, RequestRefused
+from proxy.engines.embedded.adapters import holds_adapter, read_adapted, read_adapter
 from proxy.engines.embedded.generate import GenerateEndpoint
+from proxy.engines.embedded.lora import Adapter
 from proxy.engines.embedded.model import ServedModel
+from proxy.engines.embedded.residency import AdapterLimits, AdapterRegistry
 from proxy.engines.embedded.scheduler import Scheduler
-from proxy.engines.embedded.weights import read_directory, read_serialized
+from proxy.engines.embedded.weights import WeightsRefused, read_directory, read_serialized
 from proxy.engines.embedded.wire import TensorUpdate
 
 # A model thread that ends no step for this long is not healthy: as long as SGLang's own health check waits.
@@ -28,9 +30,16 @@ _HEALTH_SECONDS = 20.0
 _Result = TypeVar("_Result")
 
 
-def create_app(model: ServedModel, *, weight_label: str, max_running: int, max_total_tokens: int) -> Starlette:
+def create_app(
+    model: ServedModel,
+    *,
+    weight_label: str,
+    max_running: int,
+    max_total_tokens: int,
+    adapters: AdapterLimits,
+) -> Starlette:
     """Return the application; its lifespan runs the model thread."""
-    engine = EmbeddedEngine(model)
+    engine = EmbeddedEngine(model, adapters)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -54,15 +63,21 @@ class EmbeddedEngine:
 
     scheduler: Scheduler
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: ServedModel, limits: AdapterLimits) -> None:
         self._model = model
+        self._limits = limits
+        self._adapters = AdapterRegistry(self._read_adapter, self._forget_adapter, limit=limits.loaded)
+        self._base: str | None = model.path
+        """The loaded weights as adapters name them; None while they change, and if no directory has them."""
         self._is_updating = False
         """Between `/begin_weight_update` and `/end_weight_update`; only then are tensors accepted, as in SGLang."""
 
     def routes(self) -> list[Route]:
         """Return all endpoints."""
         return [
-            Route("/generate", GenerateEndpoint(self._model, lambda: self.scheduler), methods=["POST"]),
+            Route(
+                "/generate", GenerateEndpoint(self._model, lambda: self.scheduler, self._adapters), methods=["POST"]
+            ),
             Route("/begin_weight_update", self._begin_update, methods=["POST"]),
             Route("/update_weights_from_tensor", self._update_from_tensor, methods=["POST"]),
             Route("/end_weight_update", self._end_update, methods=["POST"]),
@@ -71,10 +86,62 @@ class EmbeddedEngine:
 
     async def load_directory(self, path: str, label: str | None) -> None:
         # The files are read while requests continue; only the copy into the model stops them.
-        read = read_adapted if holds_adapter(path) else read_directory
-        tensors = await asyncio.to_thread(read, path)
-        await self._between_steps(partial(self.scheduler.load, tensors, label=label, complete=True))
+        is_adapter = holds_adapter(path)
+        with self._base_changes(None if is_adapter else path):
+            tensors = await asyncio.to_thread(read_adapted if is_adapter else read_directory, path)
+            await self._between_steps(partial(self.scheduler.load, tensors, label=label, complete=True))
         self._model.path = path
+
+    async def load_adapter(self, body: AdapterLoad) -> None:
+        await self._adapters.load(body)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._adapters.unload(name)
+
+    def adapters(self) -> Mapping[str, str]:
+        return self._adapters.paths()
+
+    async def _read_adapter(self, name: str, path: str) -> Adapter:
+        base, layers = self._base, self._model.layers
+        if base is None:
+            raise WeightsRefused(
+                f"{path} is an adapter, and the weights that this engine serves are not those of a base model: load "
+                "the base model by /update_weights_from_disk first"
+            )
+        adapter = await asyncio.to_thread(
+            read_adapter,
+            name,
+            path,
+            base=base,
+            shapes=layers.shapes,
+            max_rank=self._limits.rank,
+            device=self._model.device,
+        )
+        await self._between_steps(partial(layers.attach, adapter.pairs))
+        if self._base != base:
+            raise WeightsRefused(f"the weights of {base} were replaced while {path} was read")
+        return adapter
+
+    async def _forget_adapter(self, adapter: Adapter) -> None:
+        await self._between_steps(partial(self._model.layers.forget, adapter))
+
+    @contextmanager
+    def _base_changes(self, base: str | None) -> Iterator[None]:
+        """Replace the base model by `base` within this block; after an error the one before stands.
+
+        Raises WeightsRefused while adapters are loaded, unless the base is the same one.
+        """
+        before = self._base
+        if not self._adapters.is_empty and base != before:
+            raise WeightsRefused("LoRA adapters of the loaded weights are in use: unload them by name first")
+        # None meanwhile: an adapter that is being read now would otherwise be taken for one of the new weights.
+        self._base = before if base == before else None
+        try:
+            yield
+        except BaseException:
+            self._base = before
+            raise
+        self._base = base
 
     async def rename_weights(self, label: str, *, abort_all: bool) -> None:
         def rename() -> None:
@@ -114,6 +181,9 @@ class EmbeddedEngine:
             "grammar_backend": "none" if self._model.grammars is None else "llguidance",
             "enable_deterministic_inference": True,  # a seed decides the samples of its request
             "adapters_from_disk": True,
+            "enable_lora": self._limits.loaded > 0,
+            "max_loaded_loras": self._limits.loaded,
+            "max_lora_rank": self._limits.rank,
             **await self._between_steps(self.scheduler.counts),
         }
 
@@ -141,7 +211,8 @@ class EmbeddedEngine:
             body = decode(await request.body(), TensorUpdate)
             tensors = await asyncio.to_thread(read_serialized, body.serialized_named_tensors)
             load = partial(self.scheduler.load, tensors, label=body.weight_version, complete=False)
-            await self._between_steps(load)
+            with self._base_changes(None):
+                await self._between_steps(load)
         except RequestRefused as error:
             return outcome(success=False, message=str(error))
         return outcome(success=True, message="Success")

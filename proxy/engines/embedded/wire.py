@@ -8,19 +8,17 @@ import msgspec
 from msgspec import Meta
 
 from proxy.contract.turn import Constraint
-from proxy.engines.common.wire import GenerateBody, RequestRefused
+from proxy.engines.common.wire import GenerateBody
 
 # Temperatures below this one are greedy, as in SGLang.
 _GREEDY_BELOW = 1e-6
 
 
 class EmbeddedBody(GenerateBody, frozen=True, kw_only=True):
-    """The body of `/generate`. With a `logprob_start_len` of 0 or more, the answer also has the log-probabilities of
-    the input, from that token on."""
+    """The body of `/generate`."""
 
     # Less than the wire format allows: every reported token costs a sort of the whole vocabulary.
     top_logprobs_num: Annotated[int, Meta(ge=0, le=20)] = 0
-    logprob_start_len: Annotated[int, Meta(ge=-1)] = -1
 
 
 class TensorUpdate(msgspec.Struct, frozen=True):
@@ -62,11 +60,7 @@ class SamplingRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rules_of(body: EmbeddedBody, *, limit: int) -> SamplingRules:
-    """Return the rules of a request that generates at most `limit` tokens. Raises RequestRefused."""
-    if body.logprob_start_len >= len(body.input_ids):
-        raise RequestRefused(
-            f"logprob_start_len must be in [-1, {len(body.input_ids) - 1}], below the input's length."
-        )
+    """Return the rules of a request that generates at most `limit` tokens."""
     asked = body.sampling
     greedy = asked.temperature is not None and asked.temperature < _GREEDY_BELOW
     return SamplingRules(

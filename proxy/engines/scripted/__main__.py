@@ -40,6 +40,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--script", type=Path, default=BUILT_IN, metavar="FILE", help="TOML or JSON (default: one that echoes)")
     add_address(parser)
     add("--weight-version", default="default", metavar="LABEL", help="name of the weights that it claims to have")
+    add(
+        "--ignore-adapters",
+        action="store_true",
+        help="accept LoRA adapters by name and serve the base model for all of them, as a broken engine does",
+    )
     return parser.parse_args(arguments)
 
 
@@ -55,7 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         script = read_script(options.script)
         app = ScriptedEngine(
-            ChatTemplate.load(options.model), script, model=options.model, weight_label=options.weight_version
+            ChatTemplate.load(options.model),
+            script,
+            model=options.model,
+            weight_label=options.weight_version,
+            ignore_adapters=options.ignore_adapters,
         )
     except ConfigurationError as error:
         sys.stderr.write(f"base-rl: {error}\n")

@@ -114,9 +114,10 @@ class SharedState:
 class Generation:
     """The progress of one answer: `produced` tokens of the plan are out, under the labels in `spans`."""
 
-    def __init__(self, rid: str, plan: Plan, state: SharedState) -> None:
+    def __init__(self, rid: str, plan: Plan, state: SharedState, adapter: str | None = None) -> None:
         self.rid = rid
         self.plan = plan
+        self.adapter = adapter
         self.produced = 0
         self.retractions = 0
         self.aborted: replies.Finish | None = None
@@ -128,6 +129,11 @@ class Generation:
     def finish(self) -> replies.Finish:
         """The reason of the end, once the answer has ended."""
         return self.aborted or self.plan.finish
+
+    @property
+    def label(self) -> str:
+        """The label of the next tokens: the adapter's name, or the label of the loaded weights."""
+        return self._state.label if self.adapter is None else self.adapter
 
     @property
     def waits(self) -> bool:
@@ -166,7 +172,7 @@ class Generation:
             elif whole:
                 count = total - self.produced
             self.produced += count
-            self.spans.extend(self._state.label, self.produced)
+            self.spans.extend(self.label, self.produced)
             yield
             if interval == 0 and not whole:
                 await asyncio.sleep(0)  # so that other answers, and aborts, get their turn

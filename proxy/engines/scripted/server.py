@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 from proxy.engines.common import replies
 from proxy.engines.common.grammar_compiler import GrammarRefused
 from proxy.engines.common.http import ControlEndpoints, send_event, send_json, start_stream, until_disconnected
-from proxy.engines.common.wire import BodyReader, GenerateBody, RequestRefused
+from proxy.engines.common.wire import AdapterLoad, BodyReader, GenerateBody, RequestRefused
+from proxy.engines.scripted.adapters import NamedAdapters, scores
 from proxy.engines.scripted.answers import AnswerWriter
 from proxy.engines.scripted.constraints import ConstraintCheck
 from proxy.engines.scripted.generation import Generation, Plan, SharedState, cut
@@ -37,9 +39,18 @@ class ScriptedEngine:
     Raises ConfigurationError for a template that cannot render the script's answers.
     """
 
-    def __init__(self, template: ChatTemplate, script: Script, *, model: str, weight_label: str) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        script: Script,
+        *,
+        model: str,
+        weight_label: str,
+        ignore_adapters: bool = False,
+    ) -> None:
         self._model = model
         self._state = SharedState(weight_label)
+        self._adapters = NamedAdapters(ignored=ignore_adapters)
         self._rules = Rules(script, PromptReader(template))
         self._writer = AnswerWriter(template)
         for number, rule in enumerate(script.rule, 1):
@@ -66,6 +77,15 @@ class ScriptedEngine:
         self._model = path
         if label is not None:
             self._state.label = label
+
+    async def load_adapter(self, body: AdapterLoad) -> None:
+        self._adapters.load(body)
+
+    async def unload_adapter(self, name: str) -> None:
+        self._adapters.unload(name)
+
+    def adapters(self) -> Mapping[str, str]:
+        return self._adapters.paths
 
     async def rename_weights(self, label: str, *, abort_all: bool) -> None:
         if abort_all:
@@ -101,6 +121,7 @@ class ScriptedEngine:
             "grammar_backend": "none" if self._constraints is None else "llguidance",
             "enable_deterministic_inference": True,
             "adapters_from_disk": True,
+            "enable_lora": True,
             "running": len(self._state.live),
             "answers_by_rule": self._rules.used,
         }
@@ -133,6 +154,7 @@ class ScriptedEngine:
 
     async def _begin(self, content: bytes) -> tuple[GenerateBody, Generation]:
         body, limit = self._bodies.read(content)
+        adapter = self._adapters.require(body.lora_path)
         chosen = self._rules.choose(body.input_ids)
         rule = chosen.rule
         ids, finish = cut(
@@ -155,7 +177,7 @@ class ScriptedEngine:
         delay = self._defaults.delay_ms if rule.delay_ms is None else rule.delay_ms
         interval = self._defaults.ms_per_token if rule.ms_per_token is None else rule.ms_per_token
         plan = Plan(ids=ids, finish=finish, delay=delay / 1000, interval=interval / 1000, failure=rule.error)
-        return body, Generation(body.rid or uuid.uuid4().hex, plan, self._state)
+        return body, Generation(body.rid or uuid.uuid4().hex, plan, self._state, adapter)
 
     def _decoded(self, ids: tuple[int, ...]) -> str:
         text: str = self._decode(ids, skip_special_tokens=False)
@@ -200,16 +222,30 @@ class ScriptedEngine:
             rid=generation.rid,
             prompt_tokens=len(body.input_ids),
             completion_tokens=generation.produced,
-            weight_version=self._state.label,
+            weight_version=generation.label,
             output_ids=ids,
             logprobs=logprobs,
             tops=tops,
+            input_logprobs=self._input_logprobs(body, generation) if start == 0 else None,
         )
+        if not self._adapters.ignored:
+            content["meta_info"]["adapter"] = generation.adapter
         if not last:
             return content
         return replies.last_chunk(
             content, finish=generation.finish, spans=generation.spans, retractions=generation.retractions
         )
+
+    def _input_logprobs(self, body: GenerateBody, generation: Generation) -> list[replies.ScoredToken] | None:
+        start = body.logprob_start_len
+        if not body.return_logprob or start < 0:
+            return None
+        weights = self._model if generation.adapter is None else self._adapters.paths.get(generation.adapter, "")
+        found = [None, *scores(body.input_ids, weights)]
+        return [
+            (logprob if at > start else None, token, None)
+            for at, (logprob, token) in enumerate(zip(found, body.input_ids, strict=True))
+        ][start:]
 
     def _ranked(self, token: int, count: int) -> list[replies.ScoredToken]:
         others = ((token + rank) % self._vocabulary for rank in range(min(count, self._vocabulary)))

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from proxy.engines.protocol import PauseMode
+from proxy.engines.scripted.adapters import scores
 from proxy.engines.scripted.script import MODEL, read_script
 from proxy.engines.scripted.server import ScriptedEngine
 from proxy.engines.sglang import SglangEngine
@@ -256,3 +257,44 @@ def test_no_torch_is_loaded() -> None:
     code = "import sys; import proxy.engines.scripted.server; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.strip() == "False"
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> str:
+    directory = tmp_path / "adapter"
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text("{}")
+    return str(directory)
+
+
+async def test_tokens_and_scores_are_of_the_adapter_that_is_named(client: httpx.AsyncClient, adapter: str) -> None:
+    loading = {"lora_name": "run@1", "lora_path": adapter}
+    assert (await client.post("/generate", json=body("count", lora_path="run@1"))).status_code == 400
+    assert (await client.post("/load_lora_adapter", json=loading)).json()["loaded_adapters"] == {"run@1": adapter}
+    for name, label, weights in ((None, "w", str(MODEL)), ("run@1", "run@1", adapter)):
+        asked = body("count", lora_path=name, logprob_start_len=0)
+        meta = (await client.post("/generate", json=asked)).json()["meta_info"]
+        assert [span["version"] for span in meta["weight_versions"]] == [label]
+        assert (meta["weight_version"], meta["adapter"]) == (label, name)
+        expected = scores(asked["input_ids"], weights)
+        assert [logprob for logprob, _, _ in meta["input_token_logprobs"]] == [None, *expected]
+        assert len(set(expected)) > 1
+    other = await client.post("/load_lora_adapter", json={**loading, "lora_path": str(Path(adapter).parent)})
+    assert other.status_code == 400
+    assert (await client.post("/unload_lora_adapter", json={"lora_name": "run@1"})).status_code == 200
+    assert (await client.post("/unload_lora_adapter", json={"lora_name": "run@1"})).status_code == 400
+    assert (await client.post("/generate", json=body("count", lora_path="run@1"))).status_code == 400
+
+
+async def test_an_engine_that_ignores_adapters_serves_the_base_without_a_word(adapter: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.toml"
+    script.write_text(SCRIPT)
+    app = ScriptedEngine(TEMPLATE, read_script(script), model=str(MODEL), weight_label="w", ignore_adapters=True)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as client:
+        await client.post("/load_lora_adapter", json={"lora_name": "run@1", "lora_path": adapter})
+        answers = [
+            (await client.post("/generate", json=body("count", lora_path=name, logprob_start_len=0, rid="r"))).json()
+            for name in (None, "run@1")
+        ]
+    assert answers[0] == answers[1]
+    assert "adapter" not in answers[1]["meta_info"]

@@ -115,6 +115,9 @@ async def test_tensors_that_are_not_those_of_the_base_are_rejected(
         ),
         ({}, {"target_modules": ["k_proj"]}, "not one of the adapter's target_modules"),
         ({}, {"r": 0}, "has the rank 0"),
+        ({}, {"lora_alpha": -1}, "has the lora_alpha -1"),
+        ({}, {"use_rslora": True}, "this one has use_rslora = True"),
+        ({}, {"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({f"{ADAPTER}B.weight": np.full((4, 2), np.nan, np.float32)}, {}, "not finite"),
     ],
 )
@@ -122,6 +125,14 @@ async def test_adapters_that_do_not_fit_are_rejected(
     place: Place, tensors: Arrays, config: Mapping[str, Any], reason: str
 ) -> None:
     assert reason in await place.reason(place.adapter(tensors, **config))
+
+
+async def test_an_adapter_of_another_base_model_is_rejected(place: Place, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    await place.check(place.adapter(base_model_name_or_path=str(place.base)))
+    await place.check(place.adapter(base_model_name_or_path="hub/of-the-same-model"))
+    assert "is an adapter of" in await place.reason(place.adapter(base_model_name_or_path=str(other)))
 
 
 async def test_an_adapter_of_a_layer_that_the_base_has_not_is_rejected(place: Place) -> None:

@@ -73,7 +73,12 @@ async def test_an_adapter_that_the_engine_lacks_is_no_fault_of_the_request(messa
 
 
 async def test_loading_or_unloading_twice_is_no_error() -> None:
-    others = {"/load_lora_adapter": REFUSED, "/unload_lora_adapter": REFUSED, "/v1/models": whole(200, HELD)}
+    others = {
+        "/server_info": NOTHING,
+        "/load_lora_adapter": REFUSED,
+        "/unload_lora_adapter": REFUSED,
+        "/v1/models": whole(200, HELD),
+    }
     async with engine_that(NOTHING, others=others) as (engine, _):
         await engine.load_adapter("/w/3", "run:3")
         with pytest.raises(EngineFailed, match="already loaded"):
