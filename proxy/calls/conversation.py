@@ -75,7 +75,7 @@ class WireMessages(Sequence[Message]):
         """
         hasher = sha256(b",".join(self._raws[:split]))
         first = hasher.digest()
-        hasher.update(b"," + b",".join(self._raws[split:]))
+        hasher.update((b"," if split else b"") + b",".join(self._raws[split:]))
         return first, hasher.digest()
 
 

@@ -59,13 +59,14 @@ def test_recognised_or_not_a_conversation_has_the_same_hashes(messages: list[dic
         messages = messages[: data.draw(st.integers(1, len(messages)))] + data.draw(st.lists(MESSAGES, max_size=3))
 
 
-def test_of_a_conversation_that_goes_on_only_what_is_new_is_read() -> None:
+@pytest.mark.parametrize("turns", [0, 1, 50])
+def test_only_the_new_messages_of_a_continued_conversation_are_read(turns: int) -> None:
     index = ConversationIndex()
-    index.keep(index.read(Wire(talk(50)).messages))
-    wire = Wire(talk(51))
+    index.keep(index.read(Wire(talk(turns)).messages))
+    wire = Wire(talk(turns + 1))
     read = index.read(wire.messages)
-    assert sorted(wire.looked_at) == [101, 102]
-    same(read, talk(51))
+    assert sorted(wire.looked_at) == [2 * turns + 1, 2 * turns + 2]
+    same(read, talk(turns + 1))
 
 
 @pytest.mark.parametrize("changed", [0, 50, 99])
