@@ -79,16 +79,18 @@ class Generation:
         self._faults = faults
         self._vocabulary_size = vocabulary_size
         self._engine_lost = engine_lost
+        self._ended = ended
         self.holders = 0
         """Requests that wait for the answer."""
         self._started: set[str] = set()
         self._limits: list[asyncio.Timeout] = []
         self._deltas: list[Delta] = []
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
+        """What the reader of the deltas waits for: the next delta, or the end."""
         self._aborting: asyncio.Task[None] | None = None
         # A task of its own, which no client's disconnection cancels.
         self._task = asyncio.create_task(self._run(), name=f"generation {head.turn_id}")
-        self._task.add_done_callback(lambda task: _end(task, partial(ended, self)))
+        self._task.add_done_callback(self._after)
 
     @property
     def done(self) -> bool:
@@ -127,14 +129,12 @@ class Generation:
     async def ended_within(self, patience: float) -> bool:
         """Return whether the generation ends, well or not, within `patience` seconds."""
         if not self.done:  # does what asyncio.wait does at less than half of its cost
-            loop = asyncio.get_running_loop()
-            wake = partial(_wake, waiter := loop.create_future())
-            timer = loop.call_later(patience, wake)
+            waiter = asyncio.get_running_loop().create_future()
+            wake = partial(_wake, waiter)
             self._task.add_done_callback(wake)
             try:
-                await waiter
+                await _done_within(waiter, patience)
             finally:
-                timer.cancel()
                 self._task.remove_done_callback(wake)
         return self.done
 
@@ -145,15 +145,13 @@ class Generation:
 
     async def deltas(self, patience: float) -> list[Delta] | None:
         """Return the deltas since the last call: none after `patience` seconds without one, None at the end."""
-        if not self._deltas and not self._news.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(patience):
-                    await self._news.wait()
+        if not self._deltas and not self.done:
+            self._news = asyncio.get_running_loop().create_future()
+            await _done_within(self._news, patience)
+            self._news = None
         if not self._deltas:
-            return None if self._news.is_set() and self.done else []
+            return None if self.done else []
         taken, self._deltas = self._deltas, []
-        if not self.done:
-            self._news.clear()
         return taken
 
     async def _run(self) -> Answer:
@@ -173,8 +171,6 @@ class Generation:
             if self._vacate is not None and not self._has_recorded:
                 await self._vacate()
             raise
-        finally:
-            self._news.set()
 
     async def _generate_or_record_failure(self) -> list[TurnState]:
         try:
@@ -260,7 +256,17 @@ class Generation:
     def _show(self, deltas: list[Delta]) -> None:
         if deltas:
             self._deltas += deltas
-            self._news.set()
+            self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._news is not None:
+            _wake(self._news)
+
+    def _after(self, task: asyncio.Task[Answer]) -> None:
+        if not task.cancelled():
+            task.exception()  # asyncio logs it as never retrieved if nobody waits for the answer
+        self._wake_reader()
+        self._ended(self)
 
     async def _abort(self) -> None:
         for turn_id in sorted(self._started):
@@ -276,13 +282,15 @@ def _leaves(errors: BaseExceptionGroup[BaseRlError]) -> Iterator[BaseRlError]:
             yield error
 
 
+async def _done_within(waiter: asyncio.Future[None], patience: float) -> None:
+    """Return when `waiter` is done, which it is after `patience` seconds at the latest."""
+    timer = asyncio.get_running_loop().call_later(patience, _wake, waiter)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+
+
 def _wake(waiter: asyncio.Future[None], *_: object) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-def _end(task: asyncio.Task[Answer], ended: Callable[[], None]) -> None:
-    """Retrieve the task's exception, which asyncio would log as never retrieved if nobody waits for the answer."""
-    if not task.cancelled():
-        task.exception()
-    ended()
