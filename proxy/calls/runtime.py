@@ -175,6 +175,11 @@ class Runtimes:
         except InvalidRequest as error:
             raise ConfigurationError(f"the chat template of {base_model} cannot render a message: {error}") from error
 
+    def forget_texts(self) -> None:
+        """Forget everything that is remembered of requests' texts."""
+        for _, runtime in self._runtimes.items():
+            runtime.template.forget_texts()
+
     async def aclose(self) -> None:
         """Stop waiting for loads under way. Their threads end by themselves."""
         loading = list(self._loading.values())

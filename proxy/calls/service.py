@@ -186,8 +186,9 @@ class CallService:
                 generation.abandon()
 
     def forget_texts(self, _session_ids: Collection[str]) -> None:
-        """Forget the remembered messages of all sessions: an entry does not record which session it came from."""
+        """Forget the remembered texts of all sessions: an entry does not record which session it came from."""
         self.remembered.clear()
+        self.runtimes.forget_texts()
 
     async def aclose(self) -> None:
         """End everything that still generates, and record each turn with the tokens it has."""

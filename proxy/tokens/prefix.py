@@ -64,7 +64,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         """Return the ids of the whole prompt. Raise ContextLengthExceeded for one that is far too long."""
         text = self.render(template)
         template.check_length(text)
-        return TokenIds.of(template.encode(text))
+        return template.encode_conversation(text)
 
 
 def plan_continuation(

@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 from tokenizers import Tokenizer
 
+from proxy.contract.token_ids import TokenIds
 from proxy.errors import ContextLengthExceeded, InvalidRequest
 from proxy.settings import ConfigurationError
 from proxy.tokens import reasoning
@@ -19,6 +20,7 @@ from proxy.tokens.control_tokens import ControlTokens, constants_of
 from proxy.tokens.jinja_environment import chat_environment, known_arguments
 from proxy.tokens.messages import Message, prepared
 from proxy.tokens.model_files import ModelFiles, locate, read_model_files
+from proxy.tokens.openings import Openings
 from proxy.tokens.shield import any_of
 
 _TAIL_TOKENS = 32
@@ -35,7 +37,7 @@ _PROBE = "\u2402probe\u2403"
 
 
 class ChatTemplate:
-    """Renders, encodes and decodes for one model. Immutable; safe to share between tasks."""
+    """Renders, encodes and decodes for one model. Safe to share between tasks and threads: it changes only caches."""
 
     def __init__(self, tokenizer: Tokenizer, files: ModelFiles, *, allow_control_tokens: bool = False) -> None:
         """With `allow_control_tokens` the text of a control token is that token, whoever wrote it."""
@@ -75,6 +77,7 @@ class ChatTemplate:
         """Whether the template refuses an answer with several calls."""
         self.system_anywhere = self._takes_system_anywhere()
         """Whether the template writes system messages at their place, also behind the first message."""
+        self._openings = Openings(self.encode, self.encode_after, self._find_end())
         self.stop_ids = self._find_stop_ids(files)
         if not self.stop_ids:
             raise ConfigurationError(f"{files.directory} names no end-of-sequence token (eos_token_id)")
@@ -151,6 +154,14 @@ class ChatTemplate:
             return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         except TypeError:  # tokenizers refuse marks; trying is cheaper than searching every text for them
             return self._control.encode(text)
+
+    def encode_conversation(self, text: str) -> TokenIds:
+        """Return the ids of a rendered conversation, as `encode` does, without tokenising a known opening again."""
+        return self._openings.encode(text)
+
+    def forget_texts(self) -> None:
+        """Forget the ids of the texts that were encoded."""
+        self._openings.forget()
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of prompt ids, control tokens included. Where ordinary tokens spell a control token, the
@@ -282,11 +293,17 @@ class ChatTemplate:
         except InvalidRequest:
             return False
 
+    def _find_end(self) -> tuple[int, str] | None:
+        """Return the special token, id and text, with which the template closes an answer; None if it is another
+        text."""
+        first = self.encode(self.closing.lstrip())[:1]
+        return (first[0], self.token_text(first[0])) if self.special_ids.issuperset(first) and first else None
+
     def _find_stop_ids(self, files: ModelFiles) -> tuple[int, ...]:
         """Return the configured end tokens, and the special token with which the template closes an answer: the
         configuration of base models often names the end of text only."""
         stops = list(files.stop_ids)
         stops += [self._added[text] for text in files.stop_texts if text in self._added]
-        first = self.encode(self.closing.lstrip())[:1]
-        stops += [token for token in first if token in self.special_ids]
+        end = self._find_end()
+        stops += [] if end is None else [end[0]]
         return tuple(dict.fromkeys(stops))
