@@ -177,7 +177,9 @@ def _headers(call: ModelCall, known: Answer | StreamHead) -> dict[str, str]:
 
 def warning_header(warnings: Sequence[str]) -> dict[str, str]:
     """Return the header that carries the warnings; none if there are none."""
+    if not warnings:
+        return {}
     text = "; ".join(warnings)
     if len(text) > _LONGEST_WARNING:
         text = f"{text[:_LONGEST_WARNING]}..."
-    return {"x-base-rl-warning": text} if text else {}
+    return {"x-base-rl-warning": text}

@@ -17,6 +17,7 @@ from proxy.errors import InvalidRequest, UnsupportedParameter
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = ("text", "refusal")
+_USUAL_FIELDS = frozenset({"role", "content"})
 
 
 def read_message(raw: msgspec.Raw, position: int, *, most_parts: int = DEFAULT_BOUNDS.max_parts) -> dict[str, Any]:
@@ -38,6 +39,8 @@ def _message(value: Any, where: str, most_parts: int) -> dict[str, Any]:
         _check_parts(content, f"{where}.content", most_parts)
     if content is None and role not in ("assistant", "function"):
         raise InvalidRequest(f"a message of role {role} must have content", param=f"{where}.content")
+    if role != "function" and _USUAL_FIELDS.issuperset(message):  # nearly all messages: nothing is left to check
+        return message
     if role != "assistant":
         for key in ("tool_calls", "function_call"):
             if message.get(key) is not None:
