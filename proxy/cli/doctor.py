@@ -59,6 +59,18 @@ class Finding:
     remedy: str | None = None
 
 
+def _ok(name: str, detail: str) -> Finding:
+    return Finding(name=name, verdict=Verdict.OK, detail=detail)
+
+
+def _note(name: str, detail: str) -> Finding:
+    return Finding(name=name, verdict=Verdict.NOTE, detail=detail)
+
+
+def _fail(name: str, detail: str, *, remedy: str) -> Finding:
+    return Finding(name=name, verdict=Verdict.FAIL, detail=detail, remedy=remedy)
+
+
 def examine(settings: Settings) -> Iterator[Finding]:
     """Run every check, the quick ones first, and yield their findings."""
     checks: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
@@ -79,12 +91,11 @@ def examine(settings: Settings) -> Iterator[Finding]:
 def _python(_: Settings) -> Iterator[Finding]:
     version = ".".join(str(part) for part in sys.version_info[:3])
     if sys.version_info >= _OLDEST_PYTHON:
-        yield Finding(name="python", verdict=Verdict.OK, detail=f"{version} at {sys.executable}")
+        yield _ok("python", f"{version} at {sys.executable}")
     else:
-        yield Finding(
-            name="python",
-            verdict=Verdict.FAIL,
-            detail=f"{version} is too old",
+        yield _fail(
+            "python",
+            f"{version} is too old",
             remedy="install Python 3.11 or newer and make .venv anew: rm -rf .venv && PYTHON=python3.12 make demo",
         )
 
@@ -99,21 +110,19 @@ def _packages(_: Settings) -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        yield Finding(
-            name="packages",
-            verdict=Verdict.FAIL,
-            detail=f"not installed: {', '.join(missing)}",
+        yield _fail(
+            "packages",
+            f"not installed: {', '.join(missing)}",
             remedy=f"run, in the clone: {sys.executable} -m pip install -c constraints.txt -e .",
         )
     elif others := _other_owners():
-        yield Finding(
-            name="packages",
-            verdict=Verdict.FAIL,
-            detail=f"{', '.join(others)} installs modules under names of base-rl ({', '.join(_TOP_LEVEL)})",
+        yield _fail(
+            "packages",
+            f"{', '.join(others)} installs modules under names of base-rl ({', '.join(_TOP_LEVEL)})",
             remedy="install base-rl in an environment of its own",
         )
     else:
-        yield Finding(name="packages", verdict=Verdict.OK, detail=", ".join(found))
+        yield _ok("packages", ", ".join(found))
 
 
 def _other_owners() -> list[str]:
@@ -125,13 +134,9 @@ def _other_owners() -> list[str]:
 def _cores(_: Settings) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores >= 2:
-        yield Finding(name="processor", verdict=Verdict.OK, detail=f"{cores} cores")
+        yield _ok("processor", f"{cores} cores")
     else:
-        yield Finding(
-            name="processor",
-            verdict=Verdict.NOTE,
-            detail="1 core: engine, proxy and trainer share it, so expect half the speed",
-        )
+        yield _note("processor", "1 core: engine, proxy and trainer share it, so expect half the speed")
 
 
 def _disk(settings: Settings) -> Iterator[Finding]:
@@ -142,28 +147,26 @@ def _disk(settings: Settings) -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"base-rl")
     except OSError as error:
-        yield Finding(
-            name="disk",
-            verdict=Verdict.FAIL,
-            detail=f"{existing} cannot be written: {error.strerror}",
+        yield _fail(
+            "disk",
+            f"{existing} cannot be written: {error.strerror}",
             remedy="choose another place with --data-dir, or BASE_RL_SERVER__DATA_DIR",
         )
         return
     if free < _LEAST_FREE_GIB:
-        yield Finding(
-            name="disk",
-            verdict=Verdict.FAIL,
-            detail=f"{free:.1f} GiB free at {existing}; trajectories and weights need {_LEAST_FREE_GIB:.0f} or more",
+        yield _fail(
+            "disk",
+            f"{free:.1f} GiB free at {existing}; trajectories and weights need {_LEAST_FREE_GIB:.0f} or more",
             remedy="free some space, or choose another place with --data-dir",
         )
     else:
-        yield Finding(name="disk", verdict=Verdict.OK, detail=f"{free:.0f} GiB free at {existing}")
+        yield _ok("disk", f"{free:.0f} GiB free at {existing}")
 
 
 def _port(settings: Settings) -> Iterator[Finding]:
     host, port = settings.server.host, settings.server.port
     if is_free(host, port):
-        yield Finding(name="port", verdict=Verdict.OK, detail=f"{host}:{port} is free")
+        yield _ok("port", f"{host}:{port} is free")
         return
     try:
         reply = httpx.get(f"http://{host}:{port}/healthz", timeout=_HTTP_TIMEOUT_S)
@@ -172,21 +175,17 @@ def _port(settings: Settings) -> Iterator[Finding]:
         ours = False
     address = read_address(settings.server.data_dir)
     if ours and address is not None and address.url.endswith(f":{port}"):
-        yield Finding(
-            name="port", verdict=Verdict.NOTE, detail=f"the base-rl of this data directory is at {address.url}"
-        )
+        yield _note("port", f"the base-rl of this data directory is at {address.url}")
     elif ours:
-        yield Finding(
-            name="port",
-            verdict=Verdict.FAIL,
-            detail=f"a base-rl with another data directory answers on {host}:{port}",
+        yield _fail(
+            "port",
+            f"a base-rl with another data directory answers on {host}:{port}",
             remedy="end it, or name another port with --port",
         )
     else:
-        yield Finding(
-            name="port",
-            verdict=Verdict.FAIL,
-            detail=f"another program listens on {host}:{port}",
+        yield _fail(
+            "port",
+            f"another program listens on {host}:{port}",
             remedy="name another port with --port, or let `base-rl demo` take the next free one",
         )
 
@@ -201,18 +200,15 @@ def _database(settings: Settings) -> Iterator[Finding]:
         yield _postgresql(settings.database_url)
         return
     if sqlite3.sqlite_version_info < (3, 35):
-        yield Finding(
-            name="database",
-            verdict=Verdict.FAIL,
-            detail=f"SQLite {sqlite3.sqlite_version} is too old",
+        yield _fail(
+            "database",
+            f"SQLite {sqlite3.sqlite_version} is too old",
             remedy="use a Python that was built with SQLite 3.35 or newer",
         )
         return
     path = Path(str(url.database))
     if not path.exists():
-        yield Finding(
-            name="database", verdict=Verdict.OK, detail=f"SQLite {sqlite3.sqlite_version}; {path} will be made"
-        )
+        yield _ok("database", f"SQLite {sqlite3.sqlite_version}; {path} will be made")
         return
     try:
         connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_HTTP_TIMEOUT_S)
@@ -221,12 +217,11 @@ def _database(settings: Settings) -> Iterator[Finding]:
     except sqlite3.Error as error:
         answer = str(error)
     if answer == "ok":
-        yield Finding(name="database", verdict=Verdict.OK, detail=f"SQLite {sqlite3.sqlite_version}; {path} is sound")
+        yield _ok("database", f"SQLite {sqlite3.sqlite_version}; {path} is sound")
     else:
-        yield Finding(
-            name="database",
-            verdict=Verdict.FAIL,
-            detail=f"{path}: {answer}",
+        yield _fail(
+            "database",
+            f"{path}: {answer}",
             remedy=f"restore {path.name} from a backup, or move it away to start with an empty store",
         )
 
@@ -239,31 +234,29 @@ def _postgresql(url: str) -> Finding:
     try:
         revision = current(url)
     except (ConfigurationError, StoreUnavailable) as error:
-        return Finding(
-            name="database",
-            verdict=Verdict.FAIL,
-            detail=str(error),
+        return _fail(
+            "database",
+            str(error),
             remedy="start the server, or correct BASE_RL_DATABASE__URL: postgresql://user:password@host:5432/database",
         )
     found = "its tables will be made" if revision is None else f"at revision {revision} of {newest()}"
-    return Finding(name="database", verdict=Verdict.OK, detail=f"PostgreSQL answers; {found}")
+    return _ok("database", f"PostgreSQL answers; {found}")
 
 
 def _engine(settings: Settings) -> Iterator[Finding]:
     kind = settings.engine.kind
     if kind == EngineKind.EMBEDDED:
-        yield Finding(name="engine", verdict=Verdict.OK, detail="embedded (PyTorch, in a process of its own)")
+        yield _ok("engine", "embedded (PyTorch, in a process of its own)")
     elif kind == EngineKind.SCRIPTED:
         yield _scripted_engine(settings)
     elif kind == EngineKind.SGLANG:
         environment = settings.engine.sglang_venv
         if (environment / "bin" / "python").exists():
-            yield Finding(name="engine", verdict=Verdict.OK, detail=f"SGLang in {environment}")
+            yield _ok("engine", f"SGLang in {environment}")
         else:
-            yield Finding(
-                name="engine",
-                verdict=Verdict.FAIL,
-                detail=f"no SGLang in {environment}",
+            yield _fail(
+                "engine",
+                f"no SGLang in {environment}",
                 remedy="make sglang-cpu, or name its environment: BASE_RL_ENGINE__SGLANG_VENV=DIR",
             )
     else:
@@ -275,9 +268,9 @@ def _scripted_engine(settings: Settings) -> Finding:
     try:
         rules = len(read_script(script).rule)
     except ConfigurationError as error:
-        return Finding(name="engine", verdict=Verdict.FAIL, detail=str(error), remedy=f"correct {script}")
+        return _fail("engine", str(error), remedy=f"correct {script}")
     detail = f"scripted, {rules} rules of {script}; no model runs"
-    return Finding(name="engine", verdict=Verdict.OK, detail=detail)
+    return _ok("engine", detail)
 
 
 def _engine_at(url: str) -> Iterator[Finding]:
@@ -287,14 +280,13 @@ def _engine_at(url: str) -> Iterator[Finding]:
             raise ValueError(f"/model_info answers {reply.status_code}")
         model = reply.json()["model_path"]
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        yield Finding(
-            name="engine",
-            verdict=Verdict.FAIL,
-            detail=f"{url} does not answer as SGLang does: {error}",
+        yield _fail(
+            "engine",
+            f"{url} does not answer as SGLang does: {error}",
             remedy="start the engine, or name its native port (not one of a gateway before it)",
         )
     else:
-        yield Finding(name="engine", verdict=Verdict.OK, detail=f"{url} serves {model}")
+        yield _ok("engine", f"{url} serves {model}")
 
 
 def _learning(settings: Settings) -> Iterator[Finding]:
@@ -327,9 +319,9 @@ def _torch(settings: Settings) -> Iterator[Finding]:
         detail = "not installed; the embedded engine and the trainer need it"
         command = install_command("embedded", "train")
         if settings.engine.kind == EngineKind.EMBEDDED:
-            yield Finding(name="torch", verdict=Verdict.FAIL, detail=detail, remedy=command)
+            yield _fail("torch", detail, remedy=command)
         else:
-            yield Finding(name="torch", verdict=Verdict.NOTE, detail=f"{detail}: {command}")
+            yield _note("torch", f"{detail}: {command}")
         return
     try:
         result = subprocess.run(
@@ -338,15 +330,10 @@ def _torch(settings: Settings) -> Iterator[Finding]:
         found = json.loads(result.stdout)
     except (subprocess.SubprocessError, ValueError) as error:
         stderr = getattr(error, "stderr", None) or str(error)
-        yield Finding(
-            name="torch",
-            verdict=Verdict.FAIL,
-            detail=str(stderr).strip().splitlines()[-1],
-            remedy=install_command("embedded", "train"),
-        )
+        yield _fail("torch", str(stderr).strip().splitlines()[-1], remedy=install_command("embedded", "train"))
         return
-    yield Finding(name="torch", verdict=Verdict.OK, detail=str(found["version"]))
+    yield _ok("torch", str(found["version"]))
     if found["gpus"]:
-        yield Finding(name="gpu", verdict=Verdict.OK, detail=", ".join(found["gpus"]))
+        yield _ok("gpu", ", ".join(found["gpus"]))
     else:
-        yield Finding(name="gpu", verdict=Verdict.NOTE, detail="none: engine and trainer run on the processor")
+        yield _note("gpu", "none: engine and trainer run on the processor")

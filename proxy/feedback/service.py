@@ -101,8 +101,7 @@ class FeedbackService:
             _Recording(principal, items, now),
             order_key=(items[0].session_id if len(items) == 1 else None) or principal.session_id,
         )
-        if recorded.endings:
-            self._signals.endings.notify(list(recorded.endings))
+        self._signals.endings.notify(recorded.endings)
         if recorded.changed:
             self._signals.trajectories.notify()
         if self._observer is not None:

@@ -7,7 +7,7 @@ processes send no signal here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 
 class Signal:
@@ -38,23 +38,8 @@ class Signal:
         return True
 
 
-class Endings:
-    """Calls listeners with the sessions that may have ended. A listener must not raise or block."""
-
-    def __init__(self) -> None:
-        self._listeners: list[Callable[[Sequence[str]], None]] = []
-
-    def listen(self, listener: Callable[[Sequence[str]], None]) -> None:
-        self._listeners.append(listener)
-
-    def notify(self, session_ids: Sequence[str]) -> None:
-        """Call the listeners. To be used after the commit."""
-        for listener in self._listeners:
-            listener(session_ids)
-
-
-class Erasures:
-    """Calls listeners with sessions that were erased, by this process or another, so that caches drop them.
+class SessionSignal:
+    """Calls listeners with the ids of sessions that changed, by this process or another.
 
     A listener must not raise or block, and may be called more than once with the same session.
     """
@@ -67,9 +52,9 @@ class Erasures:
 
     def notify(self, session_ids: Iterable[str]) -> None:
         """Call the listeners. To be used after the commit."""
-        erased = frozenset(session_ids)
-        for listener in self._listeners if erased else ():
-            listener(erased)
+        changed = frozenset(session_ids)
+        for listener in self._listeners if changed else ():
+            listener(changed)
 
 
 class Signals:
@@ -84,9 +69,9 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.endings = Endings()
-        self.erasures = Erasures()
-        self.requested_erasures = Erasures()
+        self.endings = SessionSignal()
+        self.erasures = SessionSignal()
+        self.requested_erasures = SessionSignal()
         self.trajectories = Signal()
         self.versions = Signal()
         self.events = Signal()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -287,9 +287,8 @@ class SessionFinder:
         self.call_ended(context, recorded=False)
         return None
 
-    def _forget_answers(self, session_ids: Collection[str]) -> None:
+    def _forget_answers(self, erased: frozenset[str]) -> None:
         """Drop the text of these sessions' answers from memory."""
-        erased = frozenset(session_ids)
         self._growing.drop_where(lambda key_id, step: not erased.isdisjoint(self._memory.holders(key_id, step)))
 
     async def _read_conversation(
