@@ -27,12 +27,12 @@ _DATABASES = [
 
 
 def pytest_configure() -> None:
-    """Property tests run on machines that are shared: how long an example takes says nothing there. And what commands
-    print is as wide in every terminal."""
+    """Remove hypothesis's time limits, because examples run on shared machines, and fix the width of terminal
+    output."""
     os.environ["COLUMNS"] = "200"
     settings.register_profile("shared-machine", deadline=None)
     settings.load_profile("shared-machine")
-    sqlite.DEFAULT_SYNCHRONOUS = "off"  # no test's store has to survive a power cut, and thousands need not wait
+    sqlite.DEFAULT_SYNCHRONOUS = "off"  # no test store has to survive a power failure
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -52,7 +52,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(params=_DATABASES)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A migrated database of each kind; what uses it runs on both."""
+    """A migrated database of each kind; a test that uses it runs on both."""
     if request.param == "sqlite":
         yield sqlite_database(tmp_path)
     else:
@@ -76,7 +76,7 @@ def whole_store(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=_DATABASES)
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The same without tables."""
+    """A database of each kind without tables."""
     if request.param == "sqlite":
         yield sqlite_url(tmp_path)
     else:

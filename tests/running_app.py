@@ -1,4 +1,4 @@
-"""Runs an application in the test's own loop: lifespan, then a client that talks to it without sockets."""
+"""Run an application in the test's own event loop: lifespan, then a client that talks to it without sockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 @asynccontextmanager
 async def running(app: FastAPI, *, key: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the started application; `key` is sent with every request."""
+    """Yield a client of the started application; `key` is sent with every request."""
     headers = {"authorization": f"Bearer {key}"} if key is not None else {}
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app=app)

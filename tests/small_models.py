@@ -14,11 +14,11 @@ SMALL: dict[str, Any] = {
     "intermediate_size": 64,
     "max_position_embeddings": 512,
 }
-"""A shape in the words of transformers' configurations."""
+"""A shape in the terms of transformers' configurations."""
 
 
 def small_qwen3(**changes: Any) -> Any:
-    """Of this shape, tied, but for `changes` of its configuration; drawn from torch's own generator."""
+    """Return a tied model of this shape with `changes` to its configuration, drawn from torch's own generator."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(Qwen3Config(**{**SMALL, "tie_word_embeddings": True, **changes}))

@@ -14,14 +14,15 @@ ROOT = Path(__file__).parent
 
 
 def may_have(path: Path, suite: str) -> bool:
-    """Whether a test file, a file in a folder, or a conftest.py above says `mark.` and the suite's name."""
+    """Return whether a test file, a file in a folder, or a conftest.py above it contains `mark.` and the suite's
+    name."""
     below = path.rglob("*.py") if path.is_dir() else [path]
     above = (folder / "conftest.py" for folder in path.parents if folder.is_relative_to(ROOT))
     return any(f"mark.{suite}" in _text(file) for file in [*below, *above])
 
 
 def check(items: Iterable[pytest.Item]) -> None:
-    """Raises UsageError for a test that would be overlooked."""
+    """Raise UsageError for a test that no suite would run."""
     for path, suite in {(item.path, mark.name) for item in items for mark in item.iter_markers()}:
         if suite in SUITES and not may_have(path, suite):
             raise pytest.UsageError(

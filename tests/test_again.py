@@ -1,4 +1,4 @@
-"""Sessions of pytest with tests of their own; `pytester` runs them in this process."""
+"""Sessions of pytest with tests of their own, which `pytester` runs in this process."""
 
 from __future__ import annotations
 

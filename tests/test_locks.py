@@ -1,4 +1,4 @@
-"""What `make setup` installs is what was looked at: every pinned package comes with the hashes of its files."""
+"""`make setup` installs only verified files: every pinned package has the hashes of its files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 WITHOUT_HASHES = {"torch"}
-"""Its wheels differ by index under one version: see `scripts/lock.sh`."""
+"""Its wheels differ between indexes under one version: see `scripts/lock.sh`."""
 
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}(?: \\)?$")
@@ -22,7 +22,7 @@ def pins(path: Path) -> dict[str, str]:
 
 
 def hashes(path: Path) -> dict[str, int]:
-    """Packages and how many hashes each has."""
+    """Return the packages, and how many hashes each has."""
     counted: dict[str, int] = {}
     name = ""
     for line in path.read_text().splitlines():
@@ -48,7 +48,7 @@ def test_the_lock_for_development_has_all_pins() -> None:
 
 
 def test_the_lock_for_running_has_what_the_project_names() -> None:
-    """`make setup` installs the extra `demo`, which stands on `embedded` and `train`."""
+    """`make setup` installs the extra `demo`, which includes `embedded` and `train`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     named = [*project["project"]["dependencies"], *project["build-system"]["requires"]]

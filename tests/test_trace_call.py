@@ -6,7 +6,7 @@ from __future__ import annotations
 from scripts.trace_call import report, traced_completions
 
 MOST_CALLS = 1300
-"""Of a first completion, with room for what differs between machines and versions of libraries."""
+"""Bound on the calls of a first completion, with room for differences between machines and versions of libraries."""
 
 
 async def test_a_completion_is_followed_in_fifteen_files() -> None:

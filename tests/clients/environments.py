@@ -1,7 +1,7 @@
-"""An environment for every client, made when it is first needed and kept: clients' requirements exclude each other.
+"""An environment for every client, created on first use and kept, because clients' requirements exclude each other.
 
-A Python client has a virtual environment, a Node one a folder with `node_modules`; whatever a page installs goes
-there. Versions are those of `tests/clients/constraints/NAME.txt` (pip) and of the page itself (npm).
+A Python client has a virtual environment, a Node one a folder with `node_modules`; everything that a page installs
+goes there. Versions are those of `tests/clients/constraints/NAME.txt` (pip) and of the page itself (npm).
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _READY = ".ready"
 
 @dataclass(frozen=True, kw_only=True)
 class ClientEnvironment:
-    """`root` holds `bin` (Python), `node_modules` and `bin` (Node)."""
+    """A client's environment. `root` contains `bin` (Python), or `node_modules` and `bin` (Node)."""
 
     root: Path
 
     def variables(self, home: Path) -> dict[str, str]:
-        """What a command of the client sees: a home of its own, and nothing that was meant for this process."""
+        """Return the variables for a command of the client: a home directory of its own, and none of this process's
+        variables."""
         kept = {
             name: os.environ[name] for name in ("LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE") if name in os.environ
         }
@@ -48,7 +49,7 @@ class ClientEnvironment:
         return [str(self.root / part) for part in ("venv/bin", "node_modules/.bin", "bin")]
 
     def new_folder(self) -> Path:
-        """An empty folder below the environment, where Node finds its modules."""
+        """Return an empty folder inside the environment, where Node finds its modules."""
         folder = self.root / "runs" / str(os.getpid())
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -56,7 +57,7 @@ class ClientEnvironment:
 
 
 def environment_of(page: Page) -> ClientEnvironment:
-    """The page's environment; installs it where it is not there yet (minutes)."""
+    """Return the page's environment, and install it if it does not exist yet (minutes)."""
     constraint = CONSTRAINTS / f"{page.name}.txt"
     pinned = constraint.read_text() if constraint.is_file() else ""
     digest = hashlib.sha256(f"{page.install}\n{pinned}\n{sys.version}".encode()).hexdigest()[:12]
@@ -110,7 +111,7 @@ def _cache() -> Path:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """One process installs at a time."""
+    """Let one process install at a time."""
     with (root / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

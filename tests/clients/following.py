@@ -1,4 +1,4 @@
-"""Follows a page of docs/agents as a reader would, and looks at what base-rl recorded meanwhile."""
+"""Follow a page of docs/agents as a reader would, and read what base-rl recorded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _RUN_SECONDS = 240
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """What the page's commands printed, and the sessions that they made, oldest first."""
+    """Output of the page's commands, and the sessions that they made, oldest first."""
 
     output: str
     sessions: list[Recorded]
 
     @property
     def session(self) -> Recorded:
-        """The one session."""
+        """Return the only session."""
         assert len(self.sessions) == 1, [session.view["session"] for session in self.sessions]
         return self.sessions[0]
 
@@ -61,7 +61,8 @@ class Follower:
 
 
 def check_recorded(session: Recorded) -> None:
-    """Every turn is whole, its ids and log-probabilities belong together, and it was recorded once."""
+    """Check that every turn is complete, that its ids and log-probabilities agree in number, and that it was recorded
+    once."""
     seen = set()
     for turn in session.turns:
         tokens = turn["tokens"]

@@ -1,4 +1,4 @@
-"""A base-rl with the scripted engine, as its users start it, and what it recorded."""
+"""A base-rl with the scripted engine, started as users start it, and its records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A session as the operating API tells of it, turns with their tokens."""
+    """A session as the operating API returns it, with the tokens of its turns."""
 
     view: dict[str, Any]
 
@@ -40,12 +40,12 @@ class Recorded:
 
     @property
     def said(self) -> list[str]:
-        """The texts of all answers, in order."""
+        """Return the texts of all answers, in order."""
         return [turn["answer"]["content"] or "" for turn in self.turns]
 
     @property
     def called(self) -> list[tuple[str, dict[str, Any]]]:
-        """All tool calls, in order: names and arguments."""
+        """Return all tool calls, in order: names and arguments."""
         return [
             (call["function"]["name"], json.loads(call["function"]["arguments"]))
             for turn in self.turns
@@ -55,7 +55,7 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """`url` is without `/v1`."""
+    """A running base-rl. `url` is without `/v1`."""
 
     url: str
     run_key: str
@@ -72,7 +72,8 @@ class Stack:
 
 @contextmanager
 def running_stack(data_dir: Path) -> Iterator[Stack]:
-    """`base-rl up` with the scripted engine on free ports, until the block ends. Images are named (llm-comply)."""
+    """Run `base-rl up` with the scripted engine on free ports, until the block ends. Images are replaced by `[image]`
+    (for llm-comply)."""
     keys = load_or_make(data_dir)
     log = (data_dir / "up.log").open("w")
     command = [sys.executable, "-m", "proxy.cli", "up", "--engine", "scripted", "--script", str(SCRIPT)]
@@ -90,7 +91,7 @@ def running_stack(data_dir: Path) -> Iterator[Stack]:
 
 
 def _address(data_dir: Path, process: subprocess.Popen[bytes]) -> str:
-    """Where it answers, once a model call would be served."""
+    """Return the address, once a model call would be served."""
     file = data_dir / "address.json"
     attempts = int(_READY_SECONDS / _LOOK_SECONDS)
     for _ in range(attempts):

@@ -1,4 +1,4 @@
-"""Frameworks and SDKs for Python, each on its page's task: to add two numbers with a tool."""
+"""Frameworks and SDKs for Python solve the task of their page: adding two numbers with a tool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_both_dialects_of_openai(follow: Follower, name: str) -> None:
 
 
 def test_smolagents(follow: Follower) -> None:
-    """Its answer is a call, too. It sends calls back as texts of its own, so that the second turn is a branch."""
+    """Its final answer is a call too. It sends calls back as rewritten texts, so the second turn is a branch."""
     followed = follow("smolagents")
     assert followed.session.called == [("add", {"a": 17, "b": 25}), ("final_answer", {"answer": "The sum is 42."})]
     assert [turn["continuation"] for turn in followed.session.turns] == ["new", "edited"]

@@ -1,4 +1,4 @@
-"""Coding agents at the command line: they look into a folder with a tool of their own."""
+"""Coding agents on the command line list a folder with a tool of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_codex(follow: Follower) -> None:
 
 
 def test_opencode(follow: Follower) -> None:
-    """The title's call is a branch of the session; the task's two turns go on from each other."""
+    """The title's call is a branch of the session; the task's two turns continue each other."""
     followed = follow("opencode")
     assert "There is hello.txt." in followed.output
     session = followed.session

@@ -1,4 +1,4 @@
-"""A tester of APIs, in its three formats."""
+"""llm-comply, a tester of APIs, in its three formats."""
 
 from __future__ import annotations
 

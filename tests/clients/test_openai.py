@@ -10,8 +10,8 @@ pytestmark = [pytest.mark.clients]
 
 
 def adds_with_the_tool(followed: Followed, sessions: int = 1) -> None:
-    """Every session is one task: the tool is called once, its result is told, and the second turn goes on from the
-    first one's tokens."""
+    """Check each session: the tool is called once, its result is sent, and the second turn continues the first one's
+    tokens."""
     assert followed.output.count("The sum is 42.") == sessions
     assert len(followed.sessions) == sessions
     for session in followed.sessions:
@@ -25,7 +25,7 @@ def test_the_node_sdk(follow: Follower) -> None:
 
 
 def test_the_python_sdk_and_its_helpers(follow: Follower) -> None:
-    """Beside the task: `parse`, a stream, `.stream()`, asyncio, and Responses; each of those calls is a session."""
+    """Besides the task: `parse`, a stream, `.stream()`, asyncio, and Responses; each of those calls is a session."""
     followed = follow("openai-python")
     task, *helped = followed.sessions
     adds_with_the_tool(Followed(output=followed.output, sessions=[task]))

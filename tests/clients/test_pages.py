@@ -1,4 +1,4 @@
-"""What the tests of the clients stand on: how a page is read. No client is installed for it."""
+"""How the tests of clients read a page. No client is installed for these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short ways to ask an engine and to gather what it answers."""
+"""Helpers that send a request to an engine and collect its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Run by SGLang's own interpreter: send_tensors.py URL MODEL LABEL puts a model's tensors into a server's memory."""
+"""`send_tensors.py URL MODEL LABEL`, run by SGLang's own interpreter: load a model's tensors into a server's
+memory."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def main() -> None:
     from safetensors.torch import load_file
     from sglang.srt.utils import MultiprocessingSerializer  # type: ignore[import-not-found]
 
-    # The default strategy passes file descriptors, which a process that is no relative cannot receive.
+    # The default strategy passes file descriptors, which an unrelated process cannot receive.
     torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
     url, model, label = sys.argv[1:]
     tensors = list(load_file(Path(model) / "model.safetensors").items())

@@ -1,4 +1,4 @@
-"""The share of time in which an engine had something to do, as one process of the proxy sees it."""
+"""The share of time in which an engine was busy, as one process of the proxy measures it."""
 
 from __future__ import annotations
 

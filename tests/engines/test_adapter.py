@@ -110,7 +110,7 @@ def stream(*events: object, then: Callable[[], Awaitable[object]] | None = None)
 
 
 async def die() -> None:
-    """The connection closes in the middle of the body."""
+    """Close the connection in the middle of the body."""
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_events_are_the_same_however_they_are_cut(texts: list[str], size: int, c
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=30), st.data())
 def test_increments_and_everything_so_far_read_the_same(ids: list[int], data: st.DataObject) -> None:
-    """Whatever the chunks are, and whichever of the two forms each one has."""
+    """The chunks may differ in size, and each may have either form."""
     cuts = sorted(data.draw(st.sets(st.integers(0, len(ids) - 1)))) if len(ids) > 1 else []
     ends = [*(cut for cut in cuts if cut), len(ids)]
     parser, chunks, start = ReplyParser(), [], 0
@@ -258,7 +258,7 @@ def test_replies_that_do_not_add_up_are_refused(change: dict[str, Any]) -> None:
 
 
 def test_top_logprobs_leave_out_what_a_mask_keeps_out() -> None:
-    """SGLang gives such tokens the lowest number that there is; a token may also have none at all."""
+    """SGLang reports the lowest float for such tokens; a token may also have no value at all."""
     tops = [[[-0.1, 1, None], [-3.4e38, 7, None]], None]
     chunk = ReplyParser().parse(msgspec.json.encode(reply([1, 2], 2, {"type": "stop"}, output_top_logprobs=tops)))
     assert chunk.top_logprobs == (((1, -0.1),), ())
@@ -267,7 +267,7 @@ def test_top_logprobs_leave_out_what_a_mask_keeps_out() -> None:
 
 
 async def test_a_constraint_that_is_refused_in_mid_stream_is_told_as_such() -> None:
-    """SGLang sends a token along with the refusal, and no log-probability."""
+    """SGLang sends a token without a log-probability along with the refusal."""
     finish = {"type": "abort", "status_code": 400, "message": "Failed to compile json grammar: no"}
     late = reply([140], 1, finish, output_token_logprobs=[])
     async with engine_that(stream(late, b"[DONE]")) as (engine, _):

@@ -41,7 +41,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Unchecked(WeightsInspector):
-    """Lets everything pass, as the proxy did before it checked."""
+    """A check that accepts everything, as the proxy did before versions were checked."""
 
     async def check(self, weights: WeightsReference, base_model: str) -> None:
         pass
@@ -64,7 +64,7 @@ class Deployment:
         )
 
     def copy(self, name: str) -> Path:
-        """A version's directory with the weights of model `b`."""
+        """Return a version's directory with the weights of model `b`."""
         return Path(shutil.copytree(self.models.b, self.storage / name))
 
     async def commit(self, weights: WeightsReference, versions: VersionService | None = None) -> None:
@@ -84,7 +84,7 @@ class Deployment:
 async def deployment(
     engine: SglangEngine, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Deployment]:
-    """It serves version 1, which are the weights of model `b`."""
+    """A deployment that serves version 1, the weights of model `b`."""
     monkeypatch.setattr(checks, "PATIENCE_SECONDS", 60.0)
     async with run_over(models.a, tmp_path) as world:
         found = Deployment(world, engine, models, tmp_path / "weights")
@@ -108,7 +108,7 @@ async def run_over(model: Path, directory: Path) -> AsyncIterator[World]:
 
 
 def rewritten(change: Callable[[Tensors], Tensors]) -> Callable[[Path], WeightsReference]:
-    """Bad tensors whose checksums are right, as a trainer with an error would publish them."""
+    """Write bad tensors with correct checksums, as a trainer with a bug would publish them."""
 
     def spoil(directory: Path) -> WeightsReference:
         file = directory / "model.safetensors"
@@ -119,7 +119,7 @@ def rewritten(change: Callable[[Tensors], Tensors]) -> Callable[[Path], WeightsR
 
 
 def overwritten(change: Callable[[bytes], bytes]) -> Callable[[Path], WeightsReference]:
-    """A file that is not what was committed."""
+    """Overwrite a file after its commit."""
 
     def spoil(directory: Path) -> WeightsReference:
         before, file = reference(directory), directory / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Kept connections before servers that do all that HTTP/1.1 allows, and some of what it does not."""
+"""Kept connections to servers that do everything that HTTP/1.1 allows, and some things that it does not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 class Server:
-    """What was asked, head and body, in order; `connections` is how many there were, `open` how many there are."""
+    """Requests received, head and body, in order; `connections` counts all connections, `open` those that are
+    open."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, bytes]] = []
@@ -33,7 +34,7 @@ Answer = Callable[[Server, asyncio.StreamReader, asyncio.StreamWriter], Awaitabl
 async def server_that(
     answer: Answer, *, limit: int = 8, silence: float = 30.0, prefix: str = "", user: str = ""
 ) -> AsyncIterator[tuple[Server, Connections]]:
-    """`answer` is called for each request and closes the writer where the server does."""
+    """Run a server that calls `answer` for each request; `answer` closes the writer if the server should close."""
     server = Server()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -118,7 +119,7 @@ async def test_every_way_to_end_a_body(content: bytes, body: bytes) -> None:
 
 
 async def test_a_connection_that_was_closed_meanwhile_fails_no_call() -> None:
-    """The server has closed it, and the client learns that only from its next request."""
+    """The server has closed it, and the client learns that only with its next request."""
 
     async def answer(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(server.requests) % 2:
@@ -289,7 +290,7 @@ async def test_a_body_beyond_its_limit_is_refused() -> None:
 
 async def test_nobody_there_is_unavailable() -> None:
     connections = Connections(NOBODY, limit=1, connect_seconds=1.0, silence_seconds=1.0)
-    for _ in range(2):  # the slot is given back
+    for _ in range(2):  # the slot is released
         with pytest.raises(EngineUnavailable, match="cannot be reached"):
             await get(connections)
     await connections.aclose()

@@ -1,4 +1,4 @@
-"""Answers of a model with random weights, which says nothing by itself that would match a constraint."""
+"""Constrained answers of a model with random weights, which would not match a constraint by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.engines.tiny_model import make_tokenizer
 
 TOKENIZER = make_tokenizer()
 START = "<|im_start|>"
-"""A special token, which stands in for the markers of tool calls that are such."""
+"""A special token, used in place of tool-call markers that are special tokens."""
 START_ID = TOKENIZER.get_vocab()[START]
 ROOM = 250
 
@@ -49,11 +49,11 @@ PERSON = {
 }
 DATES = {"type": "array", "items": {"type": "string", "format": "date"}, "minItems": 2, "maxItems": 3}
 SPECIAL = {"enum": ["<|im_end|>", f"a{START}b"]}
-"""Texts that are tokens of the model, and here are only texts."""
+"""Texts that spell special tokens of the model, used here as plain texts."""
 
 
 def held_to(kind: str, text: str | dict[str, Any], *, stream: bool = False, **sampling: Any) -> GenerateRequest:
-    """A request that samples and may end."""
+    """Return a request that samples and may end."""
     if isinstance(text, dict):
         text = json.dumps(text)
     constraint = Constraint(kind=ConstraintKind(kind), text=text)
@@ -68,7 +68,7 @@ def held_to(kind: str, text: str | dict[str, Any], *, stream: bool = False, **sa
 
 
 def text_of(answer: Answer) -> str:
-    """What was said, without the end token, which is there exactly where the answer ended by itself."""
+    """Return the text without the end token, which is there only if the answer ended by itself."""
     assert (answer.ids[-1] == END_ID) == (answer.finish is EngineFinish.STOP)
     assert END_ID not in answer.ids[:-1]
     ids = answer.ids[:-1] if answer.finish is EngineFinish.STOP else answer.ids
@@ -108,7 +108,7 @@ async def test_a_regular_expression_is_matched(engine: SglangEngine) -> None:
     ids=["gbnf", "lark"],
 )
 async def test_a_grammar_is_followed(engine: SglangEngine, grammar: str) -> None:
-    """Grammars without recursion: a random model might say digits for ever."""
+    """Grammars without recursion, because a random model might otherwise write digits forever."""
     for text in await asyncio.gather(*(said(engine, held_to("ebnf", grammar, top_k=3)) for _ in range(4))):
         assert re.fullmatch("yes|no ?[0-9]{1,4}", text)
 
@@ -179,7 +179,7 @@ async def test_unconstrained_requests_in_the_batch_are_not_touched(
 async def test_logprobs_are_of_the_distribution_that_the_mask_leaves(
     engine: SglangEngine, reference: Reference, server: Server
 ) -> None:
-    """Renormalised over what may come, at the temperature: what was sampled from."""
+    """They are renormalised over the allowed tokens, at the temperature that was sampled at."""
     letters = TOKENIZER.encode("abcd")
     request = held_to("regex", "[abcd]{20}", temperature=0.7)
     answer = await collect(engine, msgspec.structs.replace(request, top_logprobs=3))
@@ -231,7 +231,7 @@ async def test_top_logprobs_are_the_most_probable_tokens(
 async def test_what_cannot_be_enforced_is_refused_with_the_reason(
     engine: SglangEngine, kind: str, text: str, words: str, *, stream: bool
 ) -> None:
-    for _ in range(2):  # the second time from what the engine remembers
+    for _ in range(2):  # the second time from the engine's cache
         with pytest.raises(InvalidRequest, match=words):
             await collect(engine, held_to(kind, text, stream=stream))
     assert await said(engine, held_to("regex", "ok")) == "ok"
@@ -282,7 +282,7 @@ async def test_seeds_hold_under_a_constraint(engine: SglangEngine, server: Serve
 
 
 async def test_references_as_deep_as_none_are_do_not_end_the_engine(server: Server, http: httpx.AsyncClient) -> None:
-    """To the engine itself: the proxy refuses them before."""
+    """The test sends the schema to the engine directly, because the proxy refuses it."""
     if server.kind == "sglang":
         pytest.skip("SGLang has no bound of its own: its stack decides")
     links = {

@@ -1,4 +1,4 @@
-"""What every engine does with a request, through the adapter and on the wire."""
+"""How every engine answers a request, through the adapter and on the wire."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ async def test_the_wire_is_sglangs(http: httpx.AsyncClient, engine: SglangEngine
 async def test_the_input_is_scored(
     http: httpx.AsyncClient, engine: SglangEngine, server: Server, reference: Reference
 ) -> None:
-    """As SGLang tells it: the first of them has no log-probability, whatever stands before it."""
+    """In SGLang's form: the first one has no log-probability, whatever precedes it."""
     ids = [*PROMPT, 5, 6, 7]
     with torch.no_grad():
         wanted = reference.network(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -249,7 +249,7 @@ async def test_a_score_is_that_of_transformers_and_leaves_answers_as_they_were(
 ) -> None:
     ids = (*PROMPT, 5, 6, 7)
     expected = Reference(models.a).plain(ids)
-    for _ in range(2):  # the second one could read a prefix from the cache of the first
+    for _ in range(2):  # the second one could reuse a prefix from the cache of the first
         assert await engine.score(ids) == pytest.approx(expected, abs=server.exactness)
     before = await collect(engine, ask())
     with pytest.raises(InvalidRequest):

@@ -1,4 +1,4 @@
-"""Constraints in the form of each grammar back end, and what none of them is given."""
+"""Constraints in the form of each grammar back end, and constraints that none of them accepts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def constraint(kind: str, text: Any) -> Constraint:
 
 
 def follows(grammar: Constraint, text: str) -> bool:
-    """Whether bytes, one token each, are a whole answer."""
+    """Return whether the bytes, one token each, form a complete answer."""
     tokenizer = llguidance.LLTokenizer("byte")
     matcher = llguidance.LLMatcher(tokenizer, llguidance.grammar_from("ebnf", grammar.text), log_level=0)
     assert not matcher.is_error(), matcher.get_error()

@@ -1,4 +1,4 @@
-"""A hung engine is told from a busy one, and nobody waits for it."""
+"""The watch distinguishes a hung engine from a busy one, and callers of a hung engine fail at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Watched(NamedTuple):
     changes: list[None]
 
     async def hangs(self) -> None:
-        """Ping until the watch has changed its mind."""
+        """Ping until the watch has changed its verdict."""
         before = len(self.changes)
         async with asyncio.timeout(30):
             while len(self.changes) == before:
@@ -70,7 +70,7 @@ async def test_an_engine_that_answers_again_is_served_again(watched: Watched) ->
 
 
 async def test_a_busy_engine_is_not_hung(watched: Watched) -> None:
-    """A long prompt: nothing of the answer comes, but the server does answer pings."""
+    """During a long prompt no part of the answer arrives, but the server answers pings."""
     watched.server.lie = lambda truth: [PATIENCE * 3, *truth.whole()]
     call = asyncio.create_task(collect(watched.engine, ask(stream=True)))
     while not call.done():

@@ -22,7 +22,7 @@ LONG = 300
 
 
 async def swap_in_the_middle(engine: SglangEngine, models: Models, mode: PauseMode) -> Answer:
-    """A streamed request with models a, then b: the swap comes after its first chunk."""
+    """Return a streamed answer begun by model a; the swap to b happens after its first chunk."""
     stream = open_stream(engine, ask(stream=True, max_new_tokens=LONG))
     chunks = [await anext(stream)]
     await engine.pause(mode)
@@ -68,7 +68,7 @@ async def test_abort_mode_ends_requests_with_what_they_have(engine: SglangEngine
 async def test_after_a_swap_new_requests_are_wholly_of_the_new_weights(
     engine: SglangEngine, models: Models, server: Server, reference_b: Reference
 ) -> None:
-    # The same prompt before and after: a prefix computed by the old weights must not be reused.
+    # The same prompt before and after: a prefix computed with the old weights must not be reused.
     await collect(engine, ask())
     await engine.pause(PauseMode.IN_PLACE)
     waiting = asyncio.create_task(collect(engine, ask()))
@@ -118,7 +118,7 @@ async def send_embedded(http: httpx.AsyncClient, model: Path, label: str) -> Non
 
 
 async def send_sglang(url: str, model: Path, label: str) -> None:
-    """SGLang takes its own serialised form, which only a process with SGLang can write."""
+    """Send tensors in SGLang's own serialised form, which only a process with SGLang can write."""
     sender = await asyncio.create_subprocess_exec(
         str(sglang_venv() / "bin" / "python"),
         str(Path(__file__).parent / "send_tensors.py"),

@@ -16,7 +16,7 @@ END = "<|im_end|>"
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, ids 0 to 255, and the chat tokens behind them."""
+    """Make a tokenizer with one token per byte, ids 0 to 255, followed by the chat tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -37,7 +37,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def make_model(
     directory: Path, *, seed: int, hidden: int = 64, layers: int = 2, vocabulary: int = VOCABULARY
 ) -> Path:
-    """Writes the model; equal seeds give equal weights."""
+    """Write the model; equal seeds give equal weights."""
     tokenizer = make_tokenizer()
     generator = torch.Generator().manual_seed(seed)
     model = small_qwen3(
@@ -57,7 +57,8 @@ def make_model(
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                # Wide enough for a clear top, so that greedy decoding does not hang on rounding.
+                # Large enough that one token is clearly the most probable, so that greedy decoding does not depend on
+                # rounding.
                 parameter.normal_(0.0, 0.12, generator=generator)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -1,5 +1,5 @@
-"""What `make test-gpu` runs on: a CUDA device, or nothing. BASE_RL_GPU_SUITE_DEVICE=cuda fails where there is none
-instead of skipping; =cpu rehearses the same tests, at tiny shapes and with a stand-in for flex_attention's kernel."""
+"""The device of `make test-gpu`: CUDA, or none, in which case tests are skipped. BASE_RL_GPU_SUITE_DEVICE=cuda makes
+them fail instead; =cpu runs the same tests on a CPU, with tiny shapes and a stand-in for flex_attention's kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.parallel.mesh import Ranks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What compilers of kernels warn of is theirs."""
+    """Ignore warnings of compilers about themselves."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings("ignore"))

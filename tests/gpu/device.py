@@ -1,4 +1,4 @@
-"""What tests ask of a device."""
+"""Measurements of a device for tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def peak_bytes(device: torch.device, act: Callable[[], object]) -> int | None:
-    """By how much memory grew at the most while `act` ran; None on a CPU, where torch does not count it."""
+    """Return the peak growth of memory while `act` ran, or None on a CPU, where torch does not measure it."""
     if device.type != "cuda":
         act()
         return None
@@ -22,6 +22,6 @@ def peak_bytes(device: torch.device, act: Callable[[], object]) -> int | None:
 
 
 def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The distance in the norm of what is wanted, in float64 on the CPU."""
+    """Return the distance relative to the norm of the expected value, in float64 on the CPU."""
     found, wanted = found.detach().double().cpu(), wanted.detach().double().cpu()
     return float((found - wanted).norm() / wanted.norm())

@@ -1,4 +1,4 @@
-"""flex_attention under block masks against SDPA under dense ones, forward and backward."""
+"""Compare flex_attention under block masks with SDPA under dense ones, forward and backward."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def drawn(
 
 
 def forest(device: torch.device, tokens: int) -> Tensor:
-    """The reach of a row that is a tree, and of one with three sequences."""
+    """Return the reach of a row that is a tree, and of one with three sequences."""
     third = tokens // 3
     packed = [third] * third + [2 * third] * third + [tokens] * (tokens - 2 * third)
     return torch.tensor([a_tree(tokens), packed], device=device)
@@ -58,7 +58,8 @@ def test_it_computes_what_sdpa_does(
 
 
 def test_after_many_shapes_it_is_still_a_kernel_that_keeps_no_scores(device: torch.device) -> None:
-    """What torch compiled too often it would compute uncompiled, with tensors of T × T for every head."""
+    """Beyond its limit of compilations torch would run the uncompiled function, with tensors of T × T for every
+    head."""
     sizes = [130 * number for number in range(1, 13)]
     for tokens in sizes if device.type == "cuda" else sizes[:2]:
         for rows in (1, 2, 3):

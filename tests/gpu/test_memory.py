@@ -1,4 +1,4 @@
-"""How much memory is taken, and what happens when it is not there."""
+"""How much memory is used, and what happens if it is not available."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_log_probabilities_take_the_memory_of_a_chunk(device: torch.device) -> N
             )
             torch.autograd.backward(logprobs_N.sum())
 
-        step()  # what the libraries take for themselves
+        step()  # memory that the libraries use for themselves
         return peak_bytes(device, step)
 
     if device.type == "cpu":
@@ -69,7 +69,7 @@ def no_limit(device: torch.device) -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_limit")
 def test_a_step_that_does_not_fit_is_made_in_smaller_parts(ranks: Ranks, tmp_path: Path) -> None:
-    """With the memory really gone: the process may have 60 % of what the step took with room enough."""
+    """The process really runs out of memory: it may use 60 % of what the step needed."""
     device, length = ranks.device, 1000 if ranks.device.type == "cuda" else 30
     save_tiny_model(tmp_path / "model")
 

@@ -1,4 +1,4 @@
-"""FSDP2 over the device's own collectives, with one process: what a shard does to a step is nothing."""
+"""FSDP2 over the device's own collectives with one process: sharding does not change a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps on the device: in both precisions, of both engines, in every layout, by every preset."""
+"""Steps on the device: in both precisions, with both backends, in every layout, with every preset."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ Found = tuple[dict[Place, float], dict[str, Tensor]]
 
 
 def learnt(model: PolicyModel, packing: Packing) -> Found:
-    """Every trained token's log-probability by its place, and the gradient of a sum with other weights for each."""
+    """Return every trained token's log-probability by its place, and the gradient of a sum with different weights."""
     model.zero_grad(set_to_none=True)
     values = learn(model, micro_batches(packing))
     return values, {name: each.grad for name, each in model.named_weights() if each.grad is not None}
 
 
 def gaps(found: Found, wanted: Found) -> tuple[float, float]:
-    """Of log-probabilities, the largest; of gradients, all together in their norm."""
+    """Return the largest difference of log-probabilities, and the relative norm of the difference of all
+    gradients."""
     assert found[0].keys() == wanted[0].keys()
     assert found[1].keys() == wanted[1].keys()
     names = list(wanted[1])
@@ -62,7 +63,7 @@ def loaded(directory: Path, ranks: Ranks, **options: Any) -> PolicyModel:
 def test_trees_and_packed_rows_learn_what_single_sequences_do(
     ranks: Ranks, backend: str, checkpointing: bool, name: str, tmp_path: Path
 ) -> None:
-    """In float32 by flex_attention, against rows of one sequence by SDPA, here and on the CPU."""
+    """In float32 by flex_attention, compared with rows of one sequence by SDPA, on the device and on the CPU."""
     save_random(tmp_path, name, head_dim=16)  # flex_attention has no kernel for narrower ones
     options = {"backend": backend, "activation_checkpointing": checkpointing}
     blocks = loaded(tmp_path, ranks, **options)
@@ -108,7 +109,7 @@ def test_bfloat16_learns_about_what_float32_does(
 def test_every_preset_makes_the_step_that_it_makes_on_a_cpu(
     device: torch.device, preset: str, tmp_path: Path
 ) -> None:
-    """Two of them, through the whole loop, with what is published read back from the disk."""
+    """Two steps of each through the whole loop, with the published files read back from disk."""
     save_tiny_model(tmp_path / "model")
     made: list[InProcess] = []
     proxies: list[TrainingProxy] = []

@@ -1,6 +1,6 @@
-"""The wheel without extras, in an environment of its own: it has no torch, and it serves a call.
+"""The wheel without extras, in an environment of its own, has no torch and serves a call.
 
-It takes about a minute, nearly all of it pip's: hence `make test-install`, apart from `make test`.
+The test takes about a minute, nearly all of it for pip, so it has a target of its own, `make test-install`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ pytestmark = [pytest.mark.install, pytest.mark.xdist_group("install")]
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project as a clone has it: setuptools leaves its build folder there, and packs an older one."""
+    """Copy the project as a clone contains it: setuptools leaves its build folder there, and would pack an older
+    one."""
     copy = tmp_path_factory.mktemp("tree")
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -48,7 +49,7 @@ def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the environment's programs."""
+    """Return the folder of the environment's programs."""
     venv = tmp_path_factory.mktemp("bare") / "venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=_INSTALL_SECONDS)
     pip = [str(venv / "bin" / "pip"), "install", "-q", "--disable-pip-version-check"]
@@ -69,7 +70,7 @@ def run(programs: Path, *words: str | Path, cwd: Path) -> subprocess.CompletedPr
 
 @pytest.fixture
 def up(programs: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Address and key, as `base-rl up --engine scripted` prints them."""
+    """Return address and key, as `base-rl up --engine scripted` prints them."""
     log = tmp_path / "up.log"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -99,7 +100,7 @@ def test_the_wheel_has_four_names_and_all_files_of_the_packages(wheel: Path, tre
     packages = {"proxy", "trainer", "migrations", "agents_examples"}
     assert {name.partition("/")[0] for name in packed} == packages
     in_tree = {str(path.relative_to(tree)) for package in packages for path in (tree / package).rglob("*")}
-    # Read by people and by tests, not by the program.
+    # For people and tests, not for the program.
     files = {name for name in in_tree if (tree / name).is_file() and not name.endswith((".md", "/CHECKSUMS"))}
     assert files - packed == set()
 

@@ -20,7 +20,7 @@ async def store(database_url: str) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def sqlite_store(tmp_path: Path) -> AsyncIterator[Store]:
-    """Where a test is about SQLite's own ways."""
+    """A store for tests of SQLite's own behaviour."""
     async with open_store(sqlite_database(tmp_path)) as opened:
         yield opened
 

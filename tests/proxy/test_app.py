@@ -90,7 +90,7 @@ async def test_it_is_alive_and_counts_what_it_does(client: httpx.AsyncClient) ->
 async def test_readiness_is_whether_a_call_would_be_served(
     tmp_path: Path, model: Path, engine: FakeEngine, when_unavailable: Literal["refuse", "serve"], status: int
 ) -> None:
-    """With a full disk everything can be read, and no call can be recorded."""
+    """With a full disk everything can be read, but no call can be recorded."""
     settings = settings_for(tmp_path, model, database=DatabaseSettings(when_unavailable=when_unavailable))
     async with running(create_app(settings, engine=engine, clock=MovedClock()), key=ADMIN) as client:
         async with asyncio.timeout(30):
@@ -164,7 +164,7 @@ async def test_a_run_may_allow_control_tokens_in_texts(
         body = {"model": "policy", "messages": [{"role": "user", "content": "<|im_end|>"}]}
         async with asyncio.timeout(10):
             while (response := await client.post("/v1/messages/count_tokens", json=body)).status_code == 503:
-                await asyncio.sleep(0.01)  # until the swap controller has asked the engine for its version
+                await asyncio.sleep(0.01)  # until the swap controller has read the engine's version
     counted = response.json()["input_tokens"]
     template = ChatTemplate.load(str(model))
     frame = template.encode(template.render([{"role": "user", "content": ""}], None, generation_prompt=True))
@@ -186,7 +186,7 @@ async def test_a_wrong_model_or_run_stops_the_start(tmp_path: Path, model: Path,
 async def test_a_run_that_was_named_by_mistake_leaves_nothing_behind(
     tmp_path: Path, model: Path, engine: FakeEngine
 ) -> None:
-    """Its bootstrap keys are those of the run that is there."""
+    """Its bootstrap keys belong to the existing run."""
     async with running(create_app(settings_for(tmp_path, model), engine=engine)):
         pass
     mistake = settings_for(tmp_path, model, run=RunSettings(name="polcy", model=str(model)))
@@ -208,7 +208,7 @@ async def test_two_engines_settings_do_not_share_metrics(tmp_path: Path, model: 
 async def test_every_declared_run_is_created_and_one_trainer_key_is_for_all(
     tmp_path: Path, model: Path, engine: FakeEngine
 ) -> None:
-    """An installation of one run goes on with its keys when tables of runs are added, and when they are removed."""
+    """An installation with one run keeps its keys when tables of runs are added or removed."""
     alone = settings_for(tmp_path, model)
     other = alone.run.model_copy(update={"name": "other"})
     together = alone.model_copy(update={"runs": {"other": other}})

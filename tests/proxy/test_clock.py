@@ -10,7 +10,7 @@ from proxy.clock import SteadyClock, system_clock
 
 
 class Hands:
-    """A wall clock and a steady one, as a test moves them."""
+    """A wall clock and a monotonic clock that a test sets."""
 
     def __init__(self) -> None:
         self.wall, self.steady = 1_000_000.0, 50.0

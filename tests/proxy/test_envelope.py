@@ -1,6 +1,7 @@
-"""Whatever an address says, the answer is ours: an envelope under the API, a page under /admin, and never a 500.
+"""Whatever an address contains, the answer is ours: an envelope under the API, a page under /admin, and never a 500.
 
-These go straight into the application, as no HTTP library would send such paths. Bodies are in `test_fuzz.py`.
+The requests go directly into the application, because no HTTP library would send such paths. Bodies are tested in
+`test_fuzz.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ODD = (
     "\0", "x" * 5000, "9" * 23, str(2**31), str(2**63), "-1", "1e5", "..", "%", "\u202e\n", "'\"<{}", "１２", "nan",
     "\udcff",
 )  # fmt: skip
-"""NUL, too long for a file's name, beyond 32 and 64 bits, other digits, what is no UTF-8 (a lone surrogate here)."""
+"""NUL, too long for a file's name, beyond 32 and 64 bits, other digits, invalid UTF-8 (here a lone surrogate)."""
 
 STREAMS = ("/events", "/live")
 TRAINERS = ("/claims", "/versions", "/head")
@@ -59,7 +60,7 @@ async def app(tmp_path: Path, model: Path) -> AsyncIterator[Application]:
 async def ask(
     app: Application, method: str, path: str, query: str = "", *, body: bytes = b"", **headers: str
 ) -> Answer:
-    """One request as a server would hand it on. Raises what the application does not answer."""
+    """Send one request as a server would pass it on. Raise the application's unhandled exceptions."""
     received = iter([{"type": "http.request", "body": body, "more_body": False}])
     status, answered, parts = 0, {}, []
 
@@ -112,7 +113,7 @@ def routes(app: Application) -> Iterator[APIRoute]:
 
 
 def addresses(route: APIRoute) -> Iterator[tuple[str, str]]:
-    """Each parameter of path and query once with each odd value: (path, query)."""
+    """Return every address with each parameter of path and query once with each odd value: (path, query)."""
     names = re.findall(r"{(\w+)", route.path)
     usual = {"run": "policy", "version": "0", "switch": "pause"}
 
@@ -136,7 +137,7 @@ async def _cookie(app: Application) -> str:
 
 
 async def test_every_route_answers_odd_addresses_itself(app: Application) -> None:
-    """A quarter of all combinations, another one for each route, which keeps it within seconds."""
+    """A quarter of all combinations, a different one for each route, which limits the time to seconds."""
     cookie = await _cookie(app)
     found = sorted(routes(app), key=lambda route: (route.path, sorted(route.methods or ())))
     assert len(found) > 60
@@ -194,7 +195,7 @@ async def test_a_query_that_means_nothing_is_refused(app: Application, path: str
 
 
 async def test_what_nobody_caught_is_an_envelope_too(app: Application, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The framework has an outermost layer of its own, which would answer first, in plain text."""
+    """The framework has an outermost layer of its own, which would otherwise answer first, in plain text."""
 
     async def broken() -> None:
         raise ZeroDivisionError

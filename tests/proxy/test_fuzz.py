@@ -1,6 +1,6 @@
 """Whatever a client sends, the answer is one of ours: never a 500, and every error in the envelope.
 
-`make test-fuzz` tries more (`FUZZ_EXAMPLES`).
+`make test-fuzz` tries more examples (`FUZZ_EXAMPLES`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ BOUNDED = settings(
 
 @contextmanager
 def served(directory: Path) -> Iterator[str]:
-    """The proxy on a real socket, in a thread of its own, with an engine that says one word."""
+    """The proxy on a real socket, in a thread of its own, with an engine that answers one word."""
     model = write_model(directory / "model")
     engine = FakeEngine(lambda _request: [5, 6, 2], model_path=str(model), label="default")
     app = create_app(
@@ -104,12 +104,12 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def document(proxy: str) -> Any:
-    """The project's own OpenAPI document; the event stream, which does not end, is left out."""
+    """The project's own OpenAPI document without the event stream, which does not end."""
     return schemathesis.openapi.from_url(f"{proxy}/openapi.json").exclude(path_regex="/events$")
 
 
 def test_what_the_document_describes_and_what_it_does_not(document: Any) -> None:
-    """Every operation of the document, with what it asks for and with what it does not."""
+    """Requests for every operation of the document, both valid and invalid."""
     operations = [found.ok() for found in document.get_all_operations()]
     assert len(operations) > len(POSTS)
     for operation in operations:
@@ -123,7 +123,7 @@ def test_what_the_document_describes_and_what_it_does_not(document: Any) -> None
 
             try:
                 holds()
-            except Unsatisfiable:  # nothing can be wrong with an operation that takes nothing
+            except Unsatisfiable:  # an operation without parameters has no invalid requests
                 continue
 
 
@@ -216,7 +216,7 @@ HOSTILE = {
 
 
 OTHERS_FIELDS = ("many answers", "many tools", "many stop strings", "a number of a million digits", "a huge number")
-"""Of fields that not every endpoint knows: unknown ones are passed over."""
+"""Fields that not every endpoint has: unknown ones are ignored."""
 
 
 @pytest.mark.parametrize("path", POSTS)
@@ -224,7 +224,7 @@ OTHERS_FIELDS = ("many answers", "many tools", "many stop strings", "a number of
 def test_what_is_meant_to_hurt_is_refused(proxy: str, path: str, name: str) -> None:
     answer = post(proxy, path, HOSTILE[name])
     if path == "/v1/sessions" and name in ("no body", "a null"):
-        assert answer.status_code == 201  # a session needs no words
+        assert answer.status_code == 201  # a session needs no texts
     elif path == "/v1/chat/completions" or name not in OTHERS_FIELDS:
         assert 400 <= answer.status_code < 500, answer.text[:500]
     check(answer.status_code, answer.headers, answer.content)

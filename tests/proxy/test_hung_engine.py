@@ -1,4 +1,4 @@
-"""The whole proxy before an engine's process that is stopped by a signal, and goes on."""
+"""The whole proxy with an engine whose process is stopped by a signal and later resumed."""
 
 from __future__ import annotations
 

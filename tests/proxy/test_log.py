@@ -45,7 +45,8 @@ def test_our_lines_and_those_of_libraries_are_json_objects(capsys: pytest.Captur
 def test_a_library_that_logs_much_is_heard_only_when_something_is_wrong(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # mlflow, which other tests of the same process import, gives this logger a handler of its own and cuts it off.
+    # mlflow, which other tests of the same process import, gives this logger a handler of its own and stops
+    # propagation.
     monkeypatch.setattr(logging.getLogger("alembic"), "handlers", [])
     monkeypatch.setattr(logging.getLogger("alembic"), "propagate", True)
     log.configure("debug")

@@ -1,4 +1,4 @@
-"""The whole way through the application, with an engine that has no model: call, reward, claim, commit, swap."""
+"""The whole loop through the application, with an engine without a model: call, reward, claim, commit, swap."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def client(app: Application) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Waits for a condition that the application reaches by itself."""
+    """Wait for a condition that the application reaches by itself."""
     async with asyncio.timeout(20):
         while not await condition():
             await asyncio.sleep(0.01)

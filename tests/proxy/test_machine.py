@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def groups(tmp_path: Path, own: str, limits: dict[str, str]) -> tuple[Path, Path]:
-    """A tree of control groups with these limits, and the file that says which are a process's own."""
+    """Create a tree of control groups with these limits, and the file that names a process's own groups."""
     root = tmp_path / "cgroup"
     for path, text in limits.items():
         file = root / path

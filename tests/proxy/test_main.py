@@ -1,4 +1,4 @@
-"""The proxy as a process of its own: what a kill, a stop and a wrong configuration do to it."""
+"""The proxy as a process of its own: kills, stops and wrong configurations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def environment(directory: Path, model: Path, **more: str) -> dict[str, str]:
 
 @contextmanager
 def proxy(directory: Path, model: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A running proxy whose engine is down, and a client of it with the run key."""
+    """A running proxy whose engine is down, and a client with the run key."""
     process = subprocess.Popen(
         [sys.executable, "-m", "proxy"], env=environment(directory, model, **more), stderr=subprocess.PIPE, text=True
     )
@@ -123,7 +123,7 @@ def test_a_wrong_configuration_ends_with_one_clear_line(tmp_path: Path, model: P
 
 
 def refused(directory: Path, model: Path, status: int, **more: str) -> str:
-    """The last line that a proxy says which does not start, without a traceback before it."""
+    """Return the last line of a proxy that does not start, and check that there is no traceback."""
     ended = subprocess.run(
         [sys.executable, "-m", "proxy"],
         env=environment(directory, model, **more),
@@ -140,7 +140,7 @@ def refused(directory: Path, model: Path, status: int, **more: str) -> str:
 
 
 def test_a_damaged_store_is_found_at_the_start(tmp_path: Path, model: Path) -> None:
-    """One page in its middle was overwritten: as much as a start would not meet by itself."""
+    """One page in the middle was overwritten, which a start would not read by itself."""
     store = tmp_path / "data" / "base-rl.sqlite3"
     upgrade(f"sqlite:///{store}")
     content = store.read_bytes()
@@ -162,7 +162,7 @@ def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path, mode
 
 
 def test_a_database_that_is_away_is_one_line_and_another_exit_status(tmp_path: Path, model: Path) -> None:
-    """Who starts it again may be luckier."""
+    """A supervisor may start it again later with success."""
     url = "postgresql://somebody:secret@127.0.0.1:1/store?connect_timeout=2"
     assert DATABASE_AWAY == AWAY
     line = refused(tmp_path, model, DATABASE_AWAY, BASE_RL_DATABASE__URL=url)
@@ -178,7 +178,7 @@ KNOWN_LIMITS = {
 
 
 def resident(process: subprocess.Popen[str]) -> int:
-    """The most memory that the process ever had resident, in bytes."""
+    """Return the peak resident memory of the process in bytes."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found is not None
@@ -205,7 +205,7 @@ def test_bodies_without_a_key_are_not_taken_into_memory(tmp_path: Path, model: P
 
 
 def test_many_large_bodies_at_once_are_refused_before_memory_runs_out(tmp_path: Path, model: Path) -> None:
-    """The bounds are those that a container of 1.5 GiB gets by itself, and far less than that is used."""
+    """The bounds are the defaults in a container of 1.5 GiB, and far less than that is used."""
     body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "ab " * 9_000_000}]}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {RUN}\r\n"
     request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body

@@ -16,7 +16,7 @@ def values(
     revised: dict[str, int] | None = None,
     steps: dict[str, LastStep] | None = None,
 ) -> dict[tuple[str, str], float]:
-    """(sample name, labels as text) → value."""
+    """Return (sample name, labels as text) → value."""
     exposition = metrics.render(Stored(sessions=sessions or {}, revised=revised or {}, steps=steps or {})).decode()
     return {
         (sample.name, ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))): sample.value
@@ -73,7 +73,7 @@ def test_requests_are_counted_and_measured_by_route() -> None:
 
 
 def test_the_exposition_is_the_librarys() -> None:
-    """Its own instruments, told the same, say the same but for when they were made."""
+    """The library's own instruments with the same observations give the same text, except for creation times."""
     metrics, registry = Metrics(), CollectorRegistry()
     requests = Counter(
         "base_rl_requests", "HTTP requests answered.", ["method", "route", "status"], registry=registry

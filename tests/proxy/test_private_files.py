@@ -1,4 +1,4 @@
-"""What only its owner may read, from its first moment on."""
+"""Files that only their owner may read, from the moment they are created."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def start(settings: Settings, model: Path) -> list[str]:
-    """Starts the proxy once, with a call that writes; the paths that it says it closed."""
+    """Start the proxy once, make a call that writes, and return the paths that it reports as restricted."""
     engine = FakeEngine(lambda _request: [5, 6, 2], model_path=str(model))
     with capture_logs() as logs:
         async with running(create_app(settings, engine=engine), key=RUN) as client:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def taken_from_requests() -> list[tuple[str, type]]:
-    """Every `service(…, Type)` in the proxy: the module, and the type."""
+    """Return every `service(…, Type)` in the proxy: the module, and the type."""
     found: list[tuple[str, type]] = []
     for path in sorted((ROOT / "proxy").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)

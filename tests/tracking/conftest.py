@@ -1,4 +1,4 @@
-"""One environment with W&B, MLflow and Trackio as `base-rl[tracking]` asks for them, made when it is first needed."""
+"""One environment with W&B, MLflow and Trackio as `base-rl[tracking]` requires them, created on first use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# What the sinks need besides their packages; base-rl itself would bring torch along, which they do not touch.
+# Packages that the sinks need besides their own; base-rl itself would install torch, which they do not use.
 BESIDES = ("pydantic", "structlog", "msgspec", "sqlalchemy", "alembic")
 _SECONDS = 900
 
 Drive = Callable[..., Any]
-"""(program of this folder, its arguments, variables of the environment) → what it printed, as JSON."""
+"""Function of (program in this folder, its arguments, environment variables) that returns the printed JSON."""
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""`python -m tests.tracking.read wandb|mlflow|trackio DIRECTORY`: what is there, by the package's own means."""
+"""`python -m tests.tracking.read wandb|mlflow|trackio DIRECTORY`: print what the package stored, read by its own
+means."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def library(name: str) -> Any:
 
 
 def wandb(directory: Path) -> list[dict[str, Any]]:
-    """By start of the trainer: run id, project, configuration, rows of the history."""
+    """Return, by start of the trainer: run id, project, configuration, rows of the history."""
     found = []
     for file in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
         inspected = subprocess.run(

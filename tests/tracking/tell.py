@@ -1,5 +1,5 @@
-"""`python -m tests.tracking.tell DIRECTORY SETTINGS VERSION…`: a trainer's start, steps and end, for the sinks of
-`[trainer.metrics]` as JSON. Prints how many steps each has written."""
+"""`python -m tests.tracking.tell DIRECTORY SETTINGS VERSION…`: simulate a trainer's start, steps and end for the
+sinks of `[trainer.metrics]` as JSON. Print how many steps each has written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the real packages have after a trainer told them of steps, was started again, and told them of more."""
+"""Records of the real packages after a trainer sent steps, was restarted, and sent more."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_wandb_has_one_run_and_every_version(drive: Drive, tmp_path: Path) -> No
     for start in (first, second):
         assert (start["id"], start["project"], start["name"]) == (about(1).id, PROJECT, "policy")
         assert start["config"]["optimizer"]["learning_rate"] == 1e-3
-        assert str(tmp_path) not in start["text"]  # nothing of the command line, which may have keys in it
+        assert str(tmp_path) not in start["text"]  # no variables of the command line, which may contain keys
     rows = first["history"] + second["history"]
     assert [row["_step"] for row in rows] == [row["version"] for row in rows] == [1, 2, 3, 4, 5]
     assert [(row["version"], row["reward_mean"]) for row in rows] == rewards(1, 2, 3, 4, 5)
@@ -91,6 +91,6 @@ def test_two_runs_of_one_trainer_stay_apart(drive: Drive, tmp_path: Path, sink: 
 
 
 def _values(history: list[Any]) -> list[float]:
-    """Rewards, however a sink keeps its rows."""
+    """Return the rewards, however a sink stores its rows."""
     rows = [row for row in history if not isinstance(row, dict) or "reward_mean" in row]
     return [row["reward_mean"] if isinstance(row, dict) else row[1] for row in rows]

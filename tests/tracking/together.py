@@ -16,7 +16,7 @@ from trainer.observe.metrics.sinks import Sinks, open_sinks
 
 
 def main(directory: str, given: str, *versions: str) -> None:
-    module.CLOSE_SECONDS = 90.0  # the real services of this test are slower at their end than the trainer waits
+    module.CLOSE_SECONDS = 90.0  # in this test the real services take longer to end than the trainer waits
     settings = MetricsSettings.model_validate({"directory": directory, **json.loads(given)})
     first = about(int(versions[0]))
     runs = [first, dataclasses.replace(first, id=f"{first.id[:-1]}1", name="other")]

@@ -1,4 +1,4 @@
-"""A scripted base-rl: the endpoints that the example uses, inside this process, behind the real SDK."""
+"""A scripted base-rl in this process: the endpoints that the example uses, called by the real SDK."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUN_KEY = "rl-run-test"
 
 Message = dict[str, Any]
 Script = Callable[[list[Message]], Message]
-"""From the messages of a request to the assistant's next one."""
+"""Function from the messages of a request to the assistant's next message."""
 
 
 def says(text: str) -> Message:
@@ -36,7 +36,7 @@ def calls(arguments: str, name: str = "calculator") -> Message:
 
 
 class ScriptedServer:
-    """Answers with `script`; remembers every request. `failing_requests` of the agent get a 503 first."""
+    """Answers with `script` and records every request. The first `failing_requests` of the agent get a 503."""
 
     def __init__(self, script: Script, *, failing_requests: int = 0, refuse_sessions: int | None = None) -> None:
         self.script = script

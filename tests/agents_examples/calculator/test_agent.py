@@ -65,7 +65,7 @@ def test_knows_no_more_than_an_address_and_a_key() -> None:
 
 
 def test_as_a_program_it_says_what_is_wrong() -> None:
-    """Nobody listens on port 9 of this machine."""
+    """Nothing listens on port 9 of this machine."""
     environment = os.environ | {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "x"}
     command = [sys.executable, agent.__file__, "What is 1 + 1?"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)

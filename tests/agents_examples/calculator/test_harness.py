@@ -22,7 +22,7 @@ from tests.agents_examples.calculator.server import RUN_KEY, Message, ScriptedSe
 
 
 def right_for_sums(messages: list[Message]) -> Message:
-    """Solves additions with the tool; guesses at everything else."""
+    """Answer additions with the tool, and guess everything else."""
     if messages[-1]["role"] == "tool":
         return says(f"The answer is {messages[-1]['content']}.")
     found = re.search(r"(\d+) \+ (\d+)", messages[0]["content"])

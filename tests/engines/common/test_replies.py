@@ -1,4 +1,4 @@
-"""Spans of weights in the answers of the engines of our own."""
+"""Version spans in the answers of our own engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that the engines of our own refuse before anything is generated."""
+"""Requests that our own engines refuse before they generate anything."""
 
 from __future__ import annotations
 

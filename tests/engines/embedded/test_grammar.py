@@ -1,4 +1,4 @@
-"""Grammars in the embedded engine's own parts: masks, bounds, and what becomes of a grammar that grows too large."""
+"""Grammars in the parts of the embedded engine: masks, bounds, and grammars that grow too large."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_what_is_beyond_bounds_is_refused() -> None:
 
 
 async def test_what_takes_too_long_is_refused_and_the_next_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler's thread cannot be ended; there is another one."""
+    """A compiler's thread cannot be ended, so another thread compiles the next grammar."""
     # A private method, because no grammar is slow enough on every machine and within the bounds on its size.
     grammars, compile_now, ending = compiler(), GrammarCompiler._compile, threading.Event()
 

@@ -1,4 +1,4 @@
-"""The model thread itself, without HTTP: batches that grow, shrink and step back."""
+"""The model thread without HTTP: batches that grow, shrink and are preempted."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def decode(ids: Sequence[int]) -> str:
     st.lists(st.integers(0, len(PIECES) - 1), max_size=40),
 )
 def test_the_first_token_that_completes_a_stop_is_found(stops: list[str], ids: list[int]) -> None:
-    """The same as looking through the whole text after every token."""
+    """The result equals a search of the whole text after every token."""
     watcher = StopStrings(stops, decode)
     for end in range(1, len(ids) + 1):
         text = decode(ids[:end])

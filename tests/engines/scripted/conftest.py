@@ -1,4 +1,4 @@
-"""The scripted engine in the place of the others, and a reference that knows the script."""
+"""The scripted engine instead of the other engines, and a reference that knows the script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ms_per_token = 1
 
 
 class ScriptedReference:
-    """The answer goes on with the script's text, from its beginning; log-probabilities are stand-ins."""
+    """The answer continues with the script's text, from its beginning; log-probabilities are stand-ins."""
 
     def __init__(self) -> None:
         self._ids = tuple(make_tokenizer().encode(SAYS))
@@ -56,7 +56,7 @@ def server(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def running(script: Path, model: Path, log: Path) -> Iterator[Server]:
-    """A scripted engine as a process, until the generator goes on."""
+    """Run a scripted engine as a process, until the generator is resumed."""
     plan = scripted_plan(model=str(model), port=random_free_port("127.0.0.1"), script=script, weight_label="a")
     with log.open("wb") as output:
         process = subprocess.Popen(plan.argv, env={**os.environ, **plan.env}, stdout=output, stderr=subprocess.STDOUT)

@@ -1,4 +1,4 @@
-"""Chat templates of several families, cut down to their frames, over one byte-level tokenizer."""
+"""Chat templates of several families, reduced to their frames, over one byte-level tokenizer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ REASONER = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{% endif %}
 """
-"""Opens the reasoning itself, and keeps none of it."""
+"""Opens the reasoning in the prompt, and drops all earlier reasoning."""
 
 SPECIAL = {
     "llama": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
@@ -62,7 +62,7 @@ FAMILIES = ("own", "thinking", "reasoner", "llama", "mistral")
 
 @functools.cache
 def own_template() -> ChatTemplate:
-    """That of the engine's own model, read once."""
+    """The template of the engine's own model, read once."""
     return ChatTemplate.load(str(MODEL))
 
 

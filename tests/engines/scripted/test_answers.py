@@ -1,4 +1,4 @@
-"""Answers are the token ids that the model of the template would write."""
+"""Answers have the token ids that the template's model would write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last message is found in the ids of any template's prompt, and the rule that answers it."""
+"""The reader finds the last message in the ids of any template's prompt, and the rule that answers it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts are read whole, and every fault is said with its file, rule and key."""
+"""A script is read completely, and every error names its file, rule and key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script can make the engine do, over HTTP."""
+"""Effects of a script on the engine's answers, over HTTP."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ async def test_an_answer_that_breaks_a_constraint_is_refused_with_the_place(clie
 
     assert (await asked("person", json_schema=json.dumps(PERSON))).status_code == 200
     assert (await asked("person", regex=r"\{.*\}")).status_code == 200
-    for _ in range(2):  # found, and remembered
+    for _ in range(2):  # the first search found it and stored it
         refused = await asked("count", json_schema=json.dumps(PERSON))
         assert refused.status_code == 400
         said = refused.json()["error"]["message"]

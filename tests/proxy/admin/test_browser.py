@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture
 async def live_site(tmp_path: Path) -> AsyncIterator[tuple[Site, str]]:
-    """A site that lives in the present, with its address."""
+    """A site with the present time, and its address."""
     async with open_site(sqlite_database(tmp_path), tmp_path, clock=time.time) as site, serving(site) as address:
         yield site, address
 
@@ -46,7 +46,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 class Watched:
-    """What a page must not do: complain, or reach beyond this machine."""
+    """Violations by a page: messages on the console, or requests beyond this machine."""
 
     def __init__(self, page: Page) -> None:
         self.complaints: list[str] = []
@@ -148,7 +148,7 @@ async def test_filters_live_in_the_address_and_back_leads_through_them(
     await page.goto(linked)
     await expect(page.locator("input[name=min_reward]")).to_have_value("0.5")
     await expect(page.get_by_role("link", name="Newest")).to_be_visible()
-    # htmx names a refresh of the live page that was cut as the page was left.
+    # htmx reports a refresh of the live page that was aborted by leaving the page.
     assert [complaint for complaint in watched.complaints if not complaint.startswith("htmx:")] == []
 
 
@@ -192,7 +192,7 @@ async def test_content_of_agents_runs_nothing(live_site: tuple[Site, str], brows
 
 
 async def _painted_pixels(page: Page) -> int:
-    """Of the reward chart's canvas, those that are not fully transparent."""
+    """Return how many pixels of the reward chart's canvas are not fully transparent."""
     count = await page.evaluate(
         """() => {
             const canvas = document.querySelector("#chart-reward canvas");

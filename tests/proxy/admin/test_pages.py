@@ -66,7 +66,7 @@ async def test_a_run_key_sees_its_run_and_learns_of_no_other(site: Site, run_id:
 
 
 class _Foreign(HTMLParser):
-    """Collects what no template of ours contains: scripts and pictures from elsewhere, handlers, styles."""
+    """Collects what our templates never contain: scripts and pictures from elsewhere, handlers, styles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ async def test_addresses_that_mean_nothing_are_refused_by_name(site: Site, run_i
 
 
 async def test_the_address_says_which_sessions_are_shown(site: Site, run_id: str) -> None:
-    """Empty fields of the form are left out of it; what a page shows by itself does not change it."""
+    """Empty fields of the form are not part of it; live updates of a page do not change it."""
     await enter(site)
     given = {"state": "", "training": "consumed", "group": "", "min_reward": "−0,5", "max_reward": ""}
     own, runs = SESSIONS, "/admin/runs/calculator"

@@ -1,4 +1,4 @@
-"""Signing in to the admin page and out of it."""
+"""Signing in to the admin page and signing out."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ async def test_a_revoked_key_is_out_at_once(site: Site) -> None:
 
 
 async def test_signing_out_ends_the_sign_in_on_the_server(site: Site, run_id: str, tmp_path: Path) -> None:
-    """A copy of the cookie opens nothing any more, neither here nor on another proxy on the store, nor after a
-    restart; other browsers of the same key stay signed in."""
+    """A copy of the cookie is invalid here, on another proxy on the store, and after a restart; other browsers with
+    the same key stay signed in."""
     key = await site.credentials.create(PrincipalKind.ADMIN)
     cookies = []
     for _ in range(2):
@@ -95,7 +95,7 @@ async def test_signing_out_ends_the_sign_in_on_the_server(site: Site, run_id: st
     async with another.client:
         for client in (site.client, another.client):
             assert [(await client.get("/admin", headers=cookie)).status_code for cookie in cookies] == [200, 200]
-        for _ in range(2):  # twice is once
+        for _ in range(2):  # twice has the same effect
             reply = await site.client.post("/admin/logout", headers=OWN | cookies[0])
             assert reply.status_code == 303
             assert 'base_rl_admin=""' in reply.headers["set-cookie"]

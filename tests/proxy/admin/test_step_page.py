@@ -1,4 +1,4 @@
-"""The page of a step that tells what it was made with, and has tokens to colour."""
+"""The page of a step that shows its inputs, and has tokens to colour."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ CONDITIONS = dict.fromkeys(("trainer", "torch", "transformers", "python", "machi
 
 
 async def sampled_step(site: Site, run_id: str) -> str:
-    """Version 6 with inputs, and the tokens of one turn; the text of its first token. Its weights are gone."""
+    """Version 6 with inputs and the tokens of one turn; returns the text of its first token. Its weights are
+    removed."""
     inputs = StepInputs(
         config={"optimizer": {"learning_rate": 0.125}},
         algorithm={},

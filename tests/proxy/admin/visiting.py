@@ -1,4 +1,4 @@
-"""Signing a test's client in to the admin page, and the addresses of its pages."""
+"""Helpers that sign a test's client in to the admin page, and return the addresses of its pages."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ async def test_the_last_admin_key_is_not_revoked(store: Store) -> None:
     with pytest.raises(Conflict, match="create another one first"):
         await store.credentials.revoke(first.id)
     second = await store.credentials.rotate(first.id, grace_seconds=60)
-    with pytest.raises(Conflict):  # the one in its grace will soon be gone
+    with pytest.raises(Conflict):  # a key in its grace period does not count
         await store.credentials.revoke(second.key.id)
     await store.credentials.create(PrincipalKind.ADMIN)
     await store.credentials.revoke(second.key.id)

@@ -1,4 +1,4 @@
-"""An agent as the proxy sees it: it keeps a conversation, sends it whole with every call, adds what comes back."""
+"""An agent as the proxy sees it: it sends its whole conversation with every call, and adds each answer to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def user(text: str) -> dict[str, Any]:
 
 
 class Agent:
-    """`headers` and `body` go with every call. The engine answers what `World.say` said, or a call's own `answer`."""
+    """`headers` and `body` are sent with every call. The engine answers what `World.say` set, or a call's own
+    `answer`."""
 
     def __init__(self, world: World, *messages: dict[str, Any], headers: dict[str, str] | None = None, **body: Any):
         self.world = world
@@ -31,18 +32,18 @@ class Agent:
         self.sessions: list[str] = []
 
     def fork(self) -> Agent:
-        """Another one with the same memories."""
+        """Return another agent with the same conversation."""
         return Agent(self.world, *self.messages, headers=self.headers, **self.body)
 
     async def ask(self, *messages: dict[str, Any], answer: str | None = None, **body: Any) -> dict[str, Any]:
-        """One more call, after `messages`; its answer is remembered."""
+        """Make a call after `messages`, and add its answer to the conversation."""
         self.messages += messages
         found = await self.aside(self.messages, answer=answer, **body)
         self.messages.append(found)
         return found
 
     async def aside(self, messages: Messages, *, answer: str | None = None, **body: Any) -> dict[str, Any]:
-        """A call that the agent does not remember."""
+        """Make a call that is not added to the conversation."""
         if answer is not None:
             self.world.say(answer)
         response = await self.send(messages, **body)
@@ -55,13 +56,14 @@ class Agent:
         return await self.world.post({**self.body, "messages": messages, **body}, **self.headers)
 
     async def result(self, text: str, **more: Any) -> dict[str, Any]:
-        """The result of the last answer's tool call, and what comes of it."""
+        """Send the result of the last answer's tool call, and return the answer."""
         call = self.messages[-1]["tool_calls"][0]
         return await self.ask({"role": "tool", "tool_call_id": call["id"], "content": text}, **more)
 
 
 async def whole_paths(world: World) -> dict[str, tuple[int, ...]]:
-    """Every turn's prompt and output, put together along its parents; they are what the engine was sent and gave."""
+    """Return every turn's prompt and output, joined along its parents, after checking them against the engine's
+    ids."""
     paths: dict[str, tuple[int, ...]] = {}
     asked = {request.request_id: request.input_ids for request in world.engine.requests}
     for turn in await world.turns():

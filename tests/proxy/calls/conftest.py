@@ -18,8 +18,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
 
 @pytest.fixture
 def chat_url(tmp_path: Path) -> str:
-    """The store of `world`. Modules whose calls ask more of the store than others give it as `database_url`, and so
-    run on both databases."""
+    """The store of `world`. Modules whose calls depend more on the store provide it as `database_url`, and so run on
+    both databases."""
     return sqlite_database(tmp_path)
 
 

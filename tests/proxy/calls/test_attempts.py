@@ -1,4 +1,4 @@
-"""A session's name that is used again: every attempt has a session and rewards of its own."""
+"""Reuse of a session's name: every attempt has a session and rewards of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMED: list[tuple[str, dict[str, str], dict[str, Any]]] = [
 
 @pytest.fixture
 def chat_url(database_url: str) -> str:
-    """Attempts are numbered by the store: on both databases."""
+    """The store numbers the attempts, so these tests run on both databases."""
     return database_url
 
 
@@ -62,7 +62,8 @@ async def test_three_attempts_of_one_name_are_three_sessions(
 
 
 async def test_what_goes_on_from_the_attempt_that_ended_stays_with_it(world: World) -> None:
-    """A summary after the score: by its conversation, and by the id of a tool call whose text was changed."""
+    """A summary after the score belongs to it by its conversation, or by the id of a tool call whose text was
+    changed."""
     agent = Agent(world, USER, headers={"X-Base-RL-Session": "fixed-name"}, tools=TOOLS)
     await agent.ask(answer=CALL)
     await reward(world, 1.0)

@@ -1,4 +1,4 @@
-"""The ten rules over HTTP, in every dialect: which session answers, and what is shown of how it was found."""
+"""The ten rules over HTTP, in every dialect: which session a call gets, and how pages show the rule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMED: list[tuple[AttributedBy, dict[str, str], dict[str, Any]]] = [
 
 @pytest.fixture
 def chat_url(database_url: str) -> str:
-    """These calls ask much of the store: on both databases."""
+    """These calls depend much on the store, so they run on both databases."""
     return database_url
 
 

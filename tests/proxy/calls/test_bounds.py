@@ -42,7 +42,7 @@ PARSERS: dict[str, Parse] = {
 def call(dialect: str, **body: Any) -> ModelCall:
     raw = json.dumps({"model": "m", "max_tokens": 1, **body}).encode()
     parsed = PARSERS[dialect](raw, bounds=FEW)
-    list(parsed.messages)  # those of chat completions are read when they are looked at
+    list(parsed.messages)  # messages of chat completions are read on access
     return parsed
 
 
@@ -217,7 +217,7 @@ async def test_text_beyond_the_context_is_told_as_such(world: World, text: str, 
 
 
 def spy(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The threads on which the template renders and tokenises from now on."""
+    """Return the threads on which the template renders and tokenises from now on."""
     threads: set[int] = set()
     for name in ("render", "encode", "check_length"):
         original = getattr(ChatTemplate, name)
@@ -251,7 +251,7 @@ async def test_choices_of_one_call_share_its_request(world: World) -> None:
 
 
 _PIECES, _PIECE = 4_000, "a" * 8_192
-"""Joined one by one these are 64 GB of copies, which take ten seconds and more."""
+"""Joined one by one, these would be 64 GB of copies, which take ten seconds and more."""
 
 
 def test_blocks_are_joined_in_time_by_their_number() -> None:

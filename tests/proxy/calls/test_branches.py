@@ -1,4 +1,4 @@
-"""What agents do to their conversations, and the token trees that come of it."""
+"""Changes that agents make to their conversations, and the resulting token trees."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ FIX = user("The test of add() fails. Please fix it.")
 TITLER = system("You write titles. Answer with a title of at most six words and nothing else.")
 NAMED = {"x-session-id": "ses_7f3aKqTzB2VnYc1dHs"}
 TOLD = [NAMED, {}]
-"""With a session's name, and without any."""
+"""Headers with a session's name, and without."""
 
 
 @pytest.fixture
 def chat_url(database_url: str) -> str:
-    """These calls ask much of the store: on both databases."""
+    """These calls depend much on the store, so they run on both databases."""
     return database_url
 
 
 async def tree(world: World) -> list[tuple[str, int | None, str]]:
-    """Every turn's session, the number of its parent and its continuation, in order of arrival."""
+    """Return every turn's session, the number of its parent and its continuation, in order of arrival."""
     turns = await world.turns()
     numbers = {turn.id: number for number, turn in enumerate(turns)}
     return [
@@ -35,7 +35,7 @@ async def tree(world: World) -> list[tuple[str, int | None, str]]:
 
 
 async def shape(world: World) -> list[tuple[int | None, str]]:
-    """The tree of a store in which there is one session."""
+    """Return the tree of a store with one session."""
     found = await tree(world)
     assert len({session for session, _, _ in found}) == 1
     await whole_paths(world)
@@ -43,7 +43,7 @@ async def shape(world: World) -> list[tuple[int | None, str]]:
 
 
 async def test_a_title_call_beside_the_first_one_is_a_branch_of_its_session(world: World) -> None:
-    """OpenCode asks for a title while the agent's first call is under way, with the same session header."""
+    """OpenCode requests a title during the agent's first call, with the same session header."""
     agent = Agent(world, CODER, FIX, headers=NAMED, tools=TOOLS)
     world.say(CALL, "Fixing a failing add test")
     world.engine.gate.clear()
@@ -134,7 +134,7 @@ async def test_a_fork_at_an_earlier_turn_goes_on_from_there(world: World, header
 
 
 async def test_what_a_compaction_leaves_is_a_branch_and_goes_on(world: World) -> None:
-    """The agent has its history summed up, and goes on with the summary and the latest messages."""
+    """The agent requests a summary of its history, and continues with the summary and the latest messages."""
     agent = Agent(world, CODER, FIX, headers=NAMED)
     await agent.ask(answer="I read the file.")
     await agent.ask(user("Go on."), answer="add() subtracts.")
@@ -162,7 +162,7 @@ async def test_a_compaction_without_any_name_opens_a_session_that_goes_on(world:
 
 
 async def test_a_reminder_that_floats_behind_the_messages_makes_branches(world: World) -> None:
-    """It is sent last with every request and is not there in the next one."""
+    """It is the last message of every request, and missing from the next one."""
     reminder = system("Remember: the work is not done until the tests pass.")
     agent = Agent(world, CODER, FIX, headers=NAMED)
     for step in range(3):
@@ -258,7 +258,7 @@ async def test_a_reflection_without_tools_does_not_break_the_path_of_the_calls_w
 ) -> None:
     """The longest conversation is the reflection's, but its prompt was rendered without the tools.
 
-    So its tokens cannot be reused: a call with tools goes on from the last one with the same tools.
+    So its tokens cannot be reused: a call with tools continues the last one with the same tools.
     """
     agent = Agent(world, CODER, FIX, headers=headers, tools=TOOLS)
     await agent.ask(answer="I look at add() first.")

@@ -1,4 +1,4 @@
-"""`n` above one: several answers to one prompt, each a turn of its own."""
+"""Calls with `n` above one: several answers to one prompt, each a turn of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = ("One.", "Two is longer.", "And three.")
 
 
 async def turns_of(world: World) -> list[Any]:
-    """In the order of their recording: ids made within one millisecond are in no order."""
+    """Return the turns in the order of recording: ids made within one millisecond have no order."""
     return sorted(await world.turns(), key=lambda turn: turn.ordinal)
 
 
@@ -57,7 +57,7 @@ async def test_each_choice_is_a_turn_of_its_own_and_a_sibling_of_the_others(worl
 
 
 async def test_only_the_choice_that_is_gone_on_with_is_about_the_reward(world: World) -> None:
-    """A call with three choices, of which the agent takes the second, and a last call with two."""
+    """A call with three choices, of which the agent continues the second, and a last call with two."""
     world.say(*TEXTS)
     said = (await world.post({"n": 3}, x_base_rl_session="job")).json()["choices"][1]["message"]
     world.say("Yes.", "No.")

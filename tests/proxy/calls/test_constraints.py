@@ -1,4 +1,4 @@
-"""Random walks over what constraints allow: whoever chooses the tokens, what comes out is what was promised."""
+"""Random walks over the tokens that constraints allow: every result satisfies the constraint."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def call(**asked: Any) -> ModelCall:
 
 @cache
 def constraints(family: str) -> tuple[AnswerConstraints, OutputFormat, bool]:
-    """Of a family; and whether its prompts end inside of a thought."""
+    """Constraints of a family, and whether its prompts end inside a thought."""
     template = load(family)
     output = output_format(template)
     prompt = template.render([{"role": "user", "content": "x"}], None, generation_prompt=True)
@@ -89,16 +89,16 @@ def matcher_of(family: str, constraint: Constraint) -> llguidance.LLMatcher:
 
 
 Weights = Mapping[int, float]
-"""Of tokens that are to come more often than others, which have 1."""
+"""Weights of tokens that should be more frequent than others, which have 1."""
 
 
 class Endless(AssertionError):
-    """Free text that no chance has ended: it says nothing of the constraint."""
+    """Free text that did not end by chance: it shows nothing about the constraint."""
 
 
 def walk(family: str, asked: ModelCall, seed: int, weights: Weights | None = None) -> str:
-    """The text of tokens drawn at random from those that the constraint allows, up to its end. A thought that goes on
-    is ended, where it may be: its end tag would hardly be spelled by chance."""
+    """Return the text of tokens drawn at random from those that the constraint allows, up to its end. A thought is
+    ended as soon as it may be, because its end tag would hardly be spelled by chance."""
     constraint = constraint_of(family, asked)
     assert constraint is not None
     template, matcher = load(family), matcher_of(family, constraint)
@@ -120,7 +120,7 @@ def walk(family: str, asked: ModelCall, seed: int, weights: Weights | None = Non
 
 
 def read(family: str, asked: ModelCall, text: str) -> tuple[str, list[ToolCall], str]:
-    """Text, calls and thought, as the answer is read."""
+    """Return text, calls and thought of an answer, as the proxy parses it."""
     _, output, in_reasoning = constraints(family)
     parser = output.start(calls_allowed=asked.calls_allowed, in_reasoning=in_reasoning, tools=asked.tools)
     events = parser.feed(text) + parser.finish()
@@ -133,7 +133,7 @@ def read(family: str, asked: ModelCall, text: str) -> tuple[str, list[ToolCall],
 
 @cache
 def ends_soon(family: str) -> Weights:
-    """Prefers what ends thoughts, texts and answers, so that walks through free text come to an end."""
+    """Prefer tokens that end thoughts, texts and answers, so that walks through free text end."""
     template = load(family)
     letters = dict.fromkeys(template.encode("</think>\n\n"), 8.0)
     return letters | dict.fromkeys([*template.stop_ids, *template.added_ids(("</think>",))], 60.0)
@@ -141,7 +141,7 @@ def ends_soon(family: str) -> Weights:
 
 @cache
 def closes(family: str) -> Weights:
-    """Prefers what ends strings, lists and objects."""
+    """Prefer tokens that end strings, lists and objects."""
     return {token: 100.0 for text in ("}", '"', "]") for token in load(family).encode(text)}
 
 
@@ -222,7 +222,7 @@ def test_any_json_object_is_an_object(seed: int) -> None:
 
 
 def without_xml_traps(schema: dict[str, Any]) -> bool:
-    """XML arguments cannot carry everything; what they cannot is refused."""
+    """XML arguments cannot carry every value; those are refused."""
     try:
         constraint_of("qwen3_coder", call(tools=[function("f", schema, strict=True)]))
     except UnsupportedParameter:
@@ -266,7 +266,7 @@ def test_a_named_function_is_the_one_that_is_called(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_strict_tools_leave_text_free_and_hold_every_call(family: str) -> None:
-    """With a liking for the markers, so that calls come; what begins like one is one."""
+    """Markers have a high weight, so that calls occur; everything that begins like a call is one."""
     template = load(family)
     likes = [*template.encode("<tool_call>"), *template.encode("[TOOL_CALLS]"), *template.encode("{")]
     weigh = {**ends_soon(family), **dict.fromkeys(likes, 60.0)}

@@ -1,4 +1,4 @@
-"""The same constraints mean the same to XGrammar, SGLang's own back end on a GPU: it takes what llguidance says."""
+"""XGrammar, SGLang's own back end on a GPU, accepts what llguidance allows under the same constraints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ASKED: dict[str, ModelCall] = {
 
 
 def broken(text: str) -> str:
-    """Not any more what was promised: the city and the end of a call are gone."""
+    """Return the text without the city and the end of a call, so that it violates the constraint."""
     return text.replace("Rome", "Roma").replace("Oslo", "Osla").replace("done", "don").replace("true", "maybe")
 
 

@@ -1,4 +1,4 @@
-"""What clients and tools say never begins or ends a turn, whichever way it comes in."""
+"""Texts of clients and tools never begin or end a turn, in any field."""
 
 from __future__ import annotations
 

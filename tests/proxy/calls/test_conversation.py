@@ -17,7 +17,7 @@ MESSAGES = st.builds(lambda role, text: {"role": role, "content": text}, ROLES, 
 
 
 class Wire:
-    """Messages as they come, and which of them were looked at."""
+    """Messages as they arrive, and which of them were parsed."""
 
     def __init__(self, messages: list[dict[str, Any]], *, indent: int | None = None) -> None:
         encoded = json.dumps(messages, indent=indent).encode()

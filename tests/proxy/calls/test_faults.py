@@ -1,4 +1,4 @@
-"""Engines that fail, clients that leave: what is answered, and what is kept."""
+"""Engines that fail and clients that disconnect: the answers, and what is recorded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASKED: dict[str, Any] = {"model": "policy", "messages": [USER]}
 
 
 async def recorded(world: World) -> Any:
-    """The one turn, once it is there."""
+    """Return the only turn, once it is recorded."""
     await until(lambda: not world.calls.running)
     (turn,) = await world.turns()
     return turn
@@ -76,7 +76,7 @@ async def test_a_truncated_answer_can_be_continued(world: World) -> None:
 
 
 async def test_an_attempt_that_was_given_up_and_sent_again_teaches_once(world: World) -> None:
-    """The client's second attempt says nothing of the first: no retry header, the same body, the same session."""
+    """The client's second attempt has no retry header; body and session are the same."""
     world.engine.gate.clear()
     async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
         url, name = f"{address}/v1/chat/completions", {"x-base-rl-session": "job"}
@@ -101,7 +101,7 @@ async def test_an_attempt_that_was_given_up_and_sent_again_teaches_once(world: W
 async def test_an_answer_that_was_ready_when_nobody_waited_any_more_is_abandoned(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine has ended; the client leaves before the turn is committed."""
+    """The engine has finished; the client disconnects before the turn is committed."""
     generating = generation_module.Generation._generate
 
     async def late(self: generation_module.Generation, capture: Capture) -> TurnState:

@@ -1,4 +1,4 @@
-"""Limits as agents meet them: 429s that their SDKs wait out, and what does not count."""
+"""Limits as agents experience them: 429s that their SDKs wait out, and calls that do not count."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def limited(database_url: str, tmp_path: Path, template: ChatTemplate) -> Limite
 
 @pytest.fixture
 def naps(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], list[float]]:
-    """Waits of SDKs pass at once, on the world's clock; how long they were."""
+    """Let SDKs' waits pass at once on the world's clock, and return their lengths."""
 
     def install(world: World) -> list[float]:
         slept: list[float] = []
@@ -181,7 +181,7 @@ def text_of(answer: httpx.Response) -> Any:
 
 
 async def test_a_retry_that_is_refused_stays_in_its_session(limited: Limited) -> None:
-    """Its first sending opened the session and got no answer; the second was refused."""
+    """Its first request opened the session and got no answer; the second was refused."""
     async with limited(calls_per_minute=6, burst_seconds=1) as world:
         world.engine.error = EngineFailed("broken")
         assert (await world.post({}, x_stainless_retry_count="0")).status_code == 502
@@ -202,7 +202,7 @@ async def test_what_is_wrong_with_a_call_is_told_first(limited: Limited) -> None
 
 
 async def let_wait(world: World, count: int) -> None:
-    """So many ended sessions, ready for a trainer."""
+    """Create this many ended sessions that are ready for a trainer."""
     for _ in range(count):
         session_id, _key = await world.session_key(purpose="eval")
         ready = {"state": "ended", "training": "ready", "purpose": "train"}

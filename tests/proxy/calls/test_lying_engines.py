@@ -1,4 +1,4 @@
-"""Engines that answer what cannot be true, behind the real adapter and a real store."""
+"""Engines with inconsistent answers, behind the real adapter and a real store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _logprobs(*values: Any) -> Lie:
 
 
 def _ids(change: Callable[[int], Any]) -> Lie:
-    """The last chunk with its second id changed, its log-probability likewise."""
+    """Return the last chunk with its second id changed, and its log-probability likewise."""
 
     def lie(truth: Honest) -> list[Event]:
         ids = truth.ids[2:]
@@ -124,7 +124,7 @@ async def test_a_lie_in_a_whole_answer_is_an_upstream_error(world: World, liar: 
     liar.lie = LIES[name]
     response = await world.post({"max_tokens": 50})
     if name in ("end_without_finish", "goes_on_after_its_end"):
-        return  # only a stream can tell this lie
+        return  # only a stream can have this fault
     assert response.status_code in (502, 503)
     assert response.json()["error"]["type"] in ("upstream_error", "unavailable_error")
     if response.json()["error"]["code"] == "invalid_engine_reply":

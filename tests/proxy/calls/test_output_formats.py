@@ -36,7 +36,7 @@ def opened(tmp_path: Path) -> Open:
 
 
 def calling(name: str, count: int = 1, thought: str = "") -> str:
-    """An answer of that many calls as the family's models write it."""
+    """Return an answer with this many calls, as the family's models write it."""
     calls = output_of(load(name), message([("look", GIVEN)] * count)).split("</think>\n\n")[-1]
     if load(name).render([USER], None, generation_prompt=True).endswith("<think>\n"):
         return f"{thought}\n</think>\n\n{calls}"
@@ -56,7 +56,7 @@ def given(calls: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_calls_of_every_family_and_a_conversation_that_goes_on(opened: Open, name: str) -> None:
-    """A client drops the reasoning, and the second call is answered from the recorded ids."""
+    """A client drops the reasoning, and the second call continues the recorded ids."""
     count = 1 if load(name).single_calls else 2
     async with opened(name) as world:
         thought = "hm" if FAMILIES[name].reasoning else ""
@@ -169,7 +169,7 @@ async def test_argument_values_are_what_the_tools_schema_says(opened: Open) -> N
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["llama3", "mistral_named"])
 async def test_one_call_only_where_no_stop_string_ends_it(opened: Open, name: str, stream: bool) -> None:
-    """The generation is aborted when the call has come, and the turn is whole."""
+    """The generation is aborted when the call is complete, and the turn is complete."""
     async with opened(name) as world:
         world.say(calling(name, 2))
         world.engine.gate.clear()
@@ -191,7 +191,7 @@ async def test_one_call_only_where_no_stop_string_ends_it(opened: Open, name: st
 
 
 async def test_where_the_template_writes_one_call_only_one_is_made(opened: Open) -> None:
-    """Llama's own template refuses an answer with more, so that the next request would be refused."""
+    """Llama's own template refuses an answer with more, so the next request would be refused."""
     async with opened("llama3_single") as world:
         world.say(calling("llama3", 2))
         said = (await answer(world, tools=LOOKING))["message"]

@@ -1,4 +1,4 @@
-"""What is stored of calls with something to redact, and how a conversation goes on."""
+"""What is stored of calls with text to redact, and how such a conversation continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def redacting(database_url: str, tmp_path: Path, template: ChatTemplate) -
 
 
 async def stored(world: World) -> tuple[list[Any], str]:
-    """The turns, and everything that is stored of them as one text, ids decoded."""
+    """Return the turns, and everything stored about them as one text, with ids decoded."""
     turns = await world.turns()
     paths = await world.store.database.read(
         lambda connection: TurnRepository(connection).pieces([turn.id for turn in turns])
@@ -79,7 +79,7 @@ async def test_after_a_restart_it_branches_before_what_was_redacted(redacting: W
     fresh = TrajectoryStore(
         database=redacting.store.database, clock=redacting.store.clock, signals=redacting.store.signals
     )
-    redacting.trajectories._paths = fresh._paths  # what a new process has in memory: nothing
+    redacting.trajectories._paths = fresh._paths  # a new process has nothing in memory
     await redacting.post({"messages": messages}, X_Session_Id="x1")
     sent = redacting.engine.requests[-1].input_ids
     assert all(secret in redacting.template.tokenizer.decode(list(sent)) for secret in SECRETS)
@@ -91,7 +91,7 @@ async def test_after_a_restart_it_branches_before_what_was_redacted(redacting: W
 
 
 async def said(world: World, session: str) -> list[dict[str, Any]]:
-    """A first call, and what its client sends next."""
+    """Make a first call, and return what its client sends next."""
     answer = (await world.post({"messages": [ASKED]}, X_Session_Id=session)).json()
     return [ASKED, answer["choices"][0]["message"], {"role": "user", "content": "Thanks."}]
 

@@ -1,4 +1,4 @@
-"""Beginnings of lists, known by their bytes."""
+"""Prefixes of lists, recognised by their bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same request sent again gets the same answer and makes no second turn."""
+"""A repeated request gets the same answer and makes no second turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST = {"x_stainless_retry_count": "0"}
 
 @pytest.fixture
 def chat_url(database_url: str) -> str:
-    """These calls ask much of the store: on both databases."""
+    """These calls depend much on the store, so they run on both databases."""
     return database_url
 
 
@@ -141,7 +141,7 @@ async def test_a_first_call_without_a_name_is_waited_for(world: World) -> None:
 
 
 async def test_failed_calls_without_a_name_are_tried_again_in_their_own_sessions(world: World) -> None:
-    """A group's attempts begin with equal calls; the engine is down for all of them, and all of them try again."""
+    """A group's attempts begin with equal calls; the engine is down for all of them, and all of them retry."""
     world.engine.error = EngineFailed("broken")
     failed = await asyncio.gather(*(world.post({}, **FIRST) for _ in range(4)))
     assert {response.status_code for response in failed} == {502}
@@ -279,7 +279,7 @@ async def test_an_idempotency_key_for_another_request_is_refused(world: World) -
 
 
 async def test_the_sdk_retries_and_is_answered_once(world: World) -> None:
-    """The first attempt's answer is lost on the way; the SDK asks again."""
+    """The first attempt's answer is lost, and the SDK retries."""
     lost: list[Any] = []
 
     async def losing(scope: Any, receive: Any, send: Any) -> None:
@@ -303,7 +303,7 @@ async def test_the_sdk_retries_and_is_answered_once(world: World) -> None:
 async def test_a_key_that_another_process_used_meanwhile_costs_no_turn(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both looked, neither found: the second to commit keeps its turn without the key."""
+    """Both processes looked and found nothing: the second to commit keeps its turn, without the key."""
     await world.post({}, **NAMED, idempotency_key="k-1")
 
     async def not_yet(*_: Any) -> None:

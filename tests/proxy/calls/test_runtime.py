@@ -1,4 +1,4 @@
-"""Runtimes of models: one for each base model and its settings, loaded once, and every run's calls in its own."""
+"""Runtimes of models: one for each base model and its settings, loaded once, and used for its runs' calls only."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SHOUTING = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-"""Knows the argument `loud`, which ChatML does not."""
+"""Reads the argument `loud`, which ChatML does not."""
 
 
 class Loading:
-    """Loads one template for every name, and counts how often. A cleared `gate` holds the loads."""
+    """Loads one template for every name, and counts the loads. While `gate` is cleared, loads wait."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
@@ -128,7 +128,7 @@ async def test_a_model_that_cannot_be_loaded_is_503_and_tried_again(
 
 
 async def test_every_runs_call_is_parsed_and_rendered_with_its_own_template(world: World, tmp_path: Path) -> None:
-    """One proxy, two runs on two base models, each on an engine of its own."""
+    """One proxy serves two runs on two base models, each on an engine of its own."""
     store = world.store
     other = await store.runs.ensure(RunSettings(name="other", model="loud/model"))
     loud = ChatTemplate.load(str(write_model(tmp_path / "loud", template=SHOUTING, context_length=256)))

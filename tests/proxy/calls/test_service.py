@@ -1,4 +1,4 @@
-"""Sessions, prefix reuse, attribution: what one call after another leaves in the store."""
+"""Sessions, prefix reuse, attribution: the records that successive calls make in the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.proxy.calls.world import CALL, TOOLS, USER, World, open_world, output
 
 
 async def paths(world: World) -> list[tuple[int, ...]]:
-    """Every turn's full prompt and output, put together along its parents."""
+    """Return every turn's full prompt and output, joined along its parents."""
     whole: dict[str, tuple[int, ...]] = {}
     for turn in await world.turns():
         prefix = whole[turn.parent_id][: turn.prefix_tokens] if turn.parent_id else ()

@@ -45,7 +45,7 @@ class Person(BaseModel):
 
 
 class Weather(BaseModel):
-    """What the weather is like."""
+    """The weather."""
 
     city: Literal["Rome", "Oslo"]
     days: int = Field(ge=1, le=9)
@@ -176,7 +176,7 @@ async def test_a_named_function_is_called(world: World) -> None:
 
 
 async def test_strict_tools_hold_the_calls_that_the_model_makes_by_itself(world: World) -> None:
-    """A bias towards the marker makes it call."""
+    """A bias towards the marker makes the model call."""
     (marker,) = world.template.added_ids(("<tool_call>",))
     body = {"tools": TOOLS, "logit_bias": {str(marker): 5.0, "2": 4.0}, "n": 16, "max_tokens": 300}
     choices = (await world.post(body)).json()["choices"]
@@ -188,8 +188,8 @@ async def test_strict_tools_hold_the_calls_that_the_model_makes_by_itself(world:
 
 
 async def test_an_answer_or_a_call(world: World) -> None:
-    """With a schema for the answer and tools beside it, either may come, and nothing else. Which of them is the
-    model's to choose: by chance, or by a bias against the marker of a call, or towards it."""
+    """With a schema for the answer and tools beside it, an answer is either of them. A bias against or towards the
+    marker of a call decides which one the model writes."""
     (marker,) = world.template.added_ids(("<tool_call>",))
     for bias, kinds in ((0, {"stop", "tool_calls"}), (-100, {"stop"}), (100, {"tool_calls"})):
         body = {"tools": TOOLS, "response_format": openai_format(Weather), "n": 4, "logit_bias": {str(marker): bias}}
@@ -242,7 +242,7 @@ async def test_the_other_dialects_promise_the_same(world: World) -> None:
             model="policy", input="x", tools=TOOLS_FOR_RESPONSES, tool_choice="required"
         )
         assert [item.type for item in called.output] == ["function_call"] * len(called.output)
-    schema = {**Weather.model_json_schema(), "additionalProperties": False}  # else it invents some without an end
+    schema = {**Weather.model_json_schema(), "additionalProperties": False}  # otherwise it writes calls without end
     tool = {"name": "weather", "input_schema": schema}
     message = {
         "model": "policy",

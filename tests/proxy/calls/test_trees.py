@@ -1,4 +1,4 @@
-"""A random tree of conversations, driven through the service call by call, is the tree that is recorded."""
+"""A random tree of conversations, sent through the service call by call, is recorded as that tree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ANSWERS = ["Yes.", "The answer is 42.", "I read the file, and the test fails."]
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One call: it goes on from the answer of an earlier one, modulo their number, or begins anew (-1)."""
+    """A call that continues the answer of an earlier one, modulo their number, or begins a new conversation (-1)."""
 
     on: int
     question: int
@@ -58,7 +58,7 @@ class Node:
 
 @contextmanager
 def one_world(directory: Path, template: ChatTemplate) -> Iterator[Callable[[Drive, list[Step]], None]]:
-    """A store for all examples; each has a key of its own."""
+    """A store for all examples; each example has a key of its own."""
     with asyncio.Runner() as runner:
         opening = open_world(directory, template)
         world = runner.run(opening.__aenter__())
@@ -84,7 +84,7 @@ def check(directory: Path, template: ChatTemplate, drive: Drive, *, examples: in
 
 
 async def make_calls(world: World, steps: list[Step], *, name: str | None, unique: bool) -> list[Node]:
-    """`unique`: no two answers are equal."""
+    """Make the calls. With `unique`, no two answers are equal."""
     key = await world.store.credentials.create(PrincipalKind.RUN, run_id=world.store.run.id)
     headers = bearer(key.text)
     if name is not None:
@@ -162,7 +162,7 @@ def test_with_a_name_the_tree_comes_back_in_one_session(tmp_path: Path, template
 
 
 def test_equal_answers_never_merge_what_differs(tmp_path: Path, template: ChatTemplate) -> None:
-    """Conversations that are equal so far cannot be told apart; those that are not, never meet."""
+    """Conversations that have been equal so far cannot be distinguished; different ones are never joined."""
 
     async def drive(world: World, steps: list[Step]) -> None:
         nodes = await make_calls(world, steps, name=None, unique=False)

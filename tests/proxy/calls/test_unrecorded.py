@@ -1,4 +1,4 @@
-"""Model calls while the store takes nothing: refused, or answered and marked; and as ever once it is back."""
+"""Model calls while the store cannot be written: refused, or answered and marked; afterwards recorded again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
-    """Of the test's own, to be stopped and started."""
+    """A server for this test alone, to be stopped and started."""
     server = PostgresServer()
     try:
         server.start()
@@ -82,7 +82,7 @@ async def test_where_the_run_says_so_calls_are_answered_and_marked_in_every_dial
 ) -> None:
     async with serving(server, tmp_path, template, "serve") as world:
         server.stop()
-        world.store.clock.now += 60.0  # nothing is known any more but what the store said a minute ago
+        world.store.clock.now += 60.0  # only what the store returned a minute ago is cached
         for dialect, path, body in CALLS:
             whole = await world.post(body, path, **SESSION)
             assert whole.status_code == 200, whole.text
@@ -133,7 +133,7 @@ async def test_a_call_that_is_sent_again_after_the_outage_opens_a_session_that_i
 
 
 def bound(pages: int | None) -> Any:
-    """Lets SQLite's file grow by so many pages: the disk is full."""
+    """Limit the growth of SQLite's file to this many pages, like a full disk."""
 
     def work(connection: Connection) -> None:
         known = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
@@ -143,7 +143,7 @@ def bound(pages: int | None) -> Any:
 
 
 LONG: dict[str, Any] = {"metadata": {"noise": random.Random(7).randbytes(100_000).hex()}}
-"""Of a request, more than fits into the pages that are there."""
+"""A request larger than the free pages."""
 
 
 async def test_a_stream_that_cannot_be_recorded_at_its_end_says_so_there(

@@ -1,4 +1,5 @@
-"""Whatever is changed or passed over in a request, the answer's header says so: in every dialect, streamed or not."""
+"""The answer's header names every part of a request that was changed or ignored: in every dialect, streamed or
+not."""
 
 from __future__ import annotations
 

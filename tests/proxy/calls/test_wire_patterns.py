@@ -30,18 +30,18 @@ Message = dict[str, Any]
 
 @pytest.fixture
 def chat_url(database_url: str) -> str:
-    """Which session a call finds depends on the store: on both databases."""
+    """The session of a call depends on the store, so these tests run on both databases."""
     return database_url
 
 
 class Run:
-    """An agent's run over one pattern: `send` makes the next request of `history` and takes in the answer."""
+    """An agent's run over one pattern: `send` makes the next request from `history` and adds the answer to it."""
 
     tools = True
     continuations: tuple[str, ...] = ("new", *("exact",) * (STEPS - 1))
-    """What the run's own turns must be, in order."""
+    """The expected continuations of the run's own turns, in order."""
     thought = ""
-    """What the text of an answer begins with."""
+    """The thought at the beginning of an answer's text."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -51,7 +51,7 @@ class Run:
         self.turns: list[str] = []
 
     async def step(self, index: int, result: str) -> None:
-        """Send the history after the result of the step before."""
+        """Send the history with the result of the previous step."""
         if index == 0:
             self.begin()
         else:
@@ -84,16 +84,16 @@ class Run:
         return {}
 
     def echo(self, message: Message) -> Message:
-        """The answer as the client sends it back."""
+        """Return the answer as the client sends it back."""
         return message
 
 
 class WholeEcho(Run):
-    """Tool calls; the answer comes back as it was given."""
+    """Tool calls; the answer is sent back unchanged."""
 
 
 class NullBesideCall(Run):
-    """The text beside a tool call comes back as null."""
+    """The text beside a tool call is sent back as null."""
 
     def echo(self, message: Message) -> Message:
         return {**message, "content": None} if message.get("tool_calls") else message
@@ -110,7 +110,7 @@ class NothingBesideCall(Run):
 
 
 class RewrittenArguments(Run):
-    """Arguments are parsed and written anew, and the content is sent as parts."""
+    """Arguments are parsed and written again, and the content is sent as parts."""
 
     def echo(self, message: Message) -> Message:
         calls = [
@@ -127,14 +127,14 @@ class RewrittenArguments(Run):
 
 
 class TracePerRequest(Run):
-    """Ordinary HTTP instrumentation: every request has a trace of its own."""
+    """Usual HTTP instrumentation: every request has a trace of its own."""
 
     def headers(self) -> dict[str, str]:
         return {"traceparent": f"00-{random.getrandbits(128) or 1:032x}-{random.getrandbits(64) or 1:016x}-01"}
 
 
 class OtherUserEachTime(Run):
-    """`user` differs from call to call: it names nobody's session."""
+    """`user` differs from call to call: it names no session."""
 
     def body(self) -> dict[str, Any]:
         return {**super().body(), "user": f"user-{len(self.turns)}"}
@@ -162,7 +162,7 @@ class AnthropicBlocks(Run):
 
 
 class AnthropicWithoutText(AnthropicBlocks):
-    """Only the tool_use block of an answer comes back."""
+    """Only the tool_use block of an answer is sent back."""
 
     def blocks(self, content: list[Message]) -> list[Message]:
         return [block for block in content if block["type"] == "tool_use"] or content
@@ -204,7 +204,7 @@ class ResponsesWithoutText(ResponsesItems):
 
 
 class PreviousResponse(ResponsesItems):
-    """Only what is new is sent, behind `previous_response_id`."""
+    """Only new items are sent, with `previous_response_id`."""
 
     last: str | None = None
 
@@ -218,7 +218,7 @@ class PreviousResponse(ResponsesItems):
 
 
 class TextOnly(Run):
-    """A loop in prose: no ids at all come back."""
+    """A loop in prose: no ids are sent back."""
 
     tools = False
 
@@ -249,14 +249,14 @@ class Reminded(Run):
 
 
 class RemindedBetweenTags(Reminded):
-    """The reminder stands between tags behind the text."""
+    """The reminder is between tags after the text."""
 
     def reminded(self, last: Message) -> Message:
         return {"role": "user", "content": f"{last['content']}\n<system-reminder>\nBe brief.\n</system-reminder>"}
 
 
 class SideCalls(TextOnly):
-    """A title or commit message is asked for in between, by a conversation of its own that names nothing."""
+    """A title or commit message is requested in between, in a conversation of its own that names nothing."""
 
     async def send(self) -> None:
         await super().send()
@@ -276,7 +276,7 @@ class ThoughtDropped(TextOnly):
 
 
 class GrowingMessage(Run):
-    """One user message holds all steps, as ReAct's prompts do; the answer is cut at a stop string."""
+    """One user message contains all steps, as in ReAct's prompts; the answer is cut at a stop string."""
 
     tools = False
     continuations = ("new", *("edited",) * (STEPS - 1))
@@ -297,7 +297,7 @@ class GrowingMessage(Run):
 
 
 class GrowingBehindSystem(GrowingMessage):
-    """The same behind a system message, and the message is sent as a part."""
+    """The same after a system message, with the message sent as a part."""
 
     def begin(self) -> None:
         self.history = [f"Question: {TASK}\n"]
@@ -308,7 +308,7 @@ class GrowingBehindSystem(GrowingMessage):
 
 
 class GrowingResponses(GrowingMessage):
-    """The same as the text that the Responses API takes for its input."""
+    """The same as the text input of the Responses API."""
 
     async def send(self) -> None:
         answer = await self.post("/v1/responses", {"instructions": SYSTEM, "input": "".join(self.history)})
@@ -330,12 +330,13 @@ NAMING: list[type[Run]] = [
     ResponsesWithoutText,
     PreviousResponse,
 ]
-"""Patterns in which ids of ours come back: which session is a run's own is certain."""
+"""Patterns in which our ids are sent back: a run's session is certain."""
 
 GROWING: list[type[Run]] = [GrowingMessage, GrowingBehindSystem, GrowingResponses]
 
 NAMELESS: list[type[Run]] = [TextOnly, TextOnlyTracePerRequest, Reminded, RemindedBetweenTags, *GROWING]
-"""Patterns without ids: runs that were equal so far cannot be told apart, but each session is one whole run."""
+"""Patterns without ids: runs that have been equal so far cannot be distinguished, but each session is one whole
+run."""
 
 
 def answer_by_step(world: World, pattern: type[Run]) -> Callable[[GenerateRequest], list[int]]:
@@ -352,7 +353,7 @@ def answer_by_step(world: World, pattern: type[Run]) -> Callable[[GenerateReques
 
 
 async def runs_of(world: World, pattern: type[Run], count: int, *, equal_results: bool) -> list[Run]:
-    """Let runs go on in parallel, step by step, each step in another order."""
+    """Run the patterns in parallel, step by step, each step in another order."""
     world.engine.script = answer_by_step(world, pattern)
     runs = [pattern(world, number) for number in range(count)]
     order = random.Random(7)
@@ -364,7 +365,8 @@ async def runs_of(world: World, pattern: type[Run], count: int, *, equal_results
 
 
 async def assert_whole(world: World, runs: list[Run]) -> None:
-    """Every session is one line of `STEPS` turns, each once, and each the exact continuation of the one before."""
+    """Assert that every session is one line of `STEPS` turns, each once, and each the exact continuation of the
+    previous one."""
     turns = await world.turns()
     assert len(turns) == len({turn.id for turn in turns}) == STEPS * len(runs), "no turn is lost or doubled"
     by_session: dict[str, list[Any]] = {}
@@ -413,7 +415,8 @@ async def test_eight_equal_runs_without_ids_are_eight_whole_sessions(
 async def test_eight_runs_in_one_message_keep_their_own_sessions_by_their_answers(
     world: World, pattern: type[Run]
 ) -> None:
-    """The task and the results are equal; the answers are not. The second answer is too short for a first one."""
+    """The task and the results are equal; the answers are not. The second answer is shorter than the minimum for a
+    first one."""
     runs = [pattern(world, number) for number in range(8)]
     for index in range(STEPS):
         for run in random.Random(index).sample(runs, len(runs)):

@@ -67,7 +67,7 @@ class FakeSwaps:
 
 
 class SeenTurns:
-    """Observer that keeps what it heard."""
+    """An observer that stores the events it gets."""
 
     def __init__(self) -> None:
         self.turns: list[tuple[Turn, str]] = []
@@ -89,8 +89,8 @@ class SeenTurns:
 
 @dataclass
 class World:
-    """`key` is a run key; `http` sends it. `templates` are those of all base models, by name.
-    `say` sets what the engine answers next, in order; the last stays."""
+    """`key` is a run key, which `http` sends. `templates` are those of all base models, by name. `say` sets the
+    engine's next answers, in order; the last one is repeated."""
 
     store: Store
     trajectories: TrajectoryStore
@@ -117,7 +117,7 @@ class World:
         return service({"app": self.app}, CallService)
 
     def restart(self) -> None:
-        """Go on with a proxy that has only the store, as another process has."""
+        """Continue with a proxy that has only the store, like another process."""
         store = self.store
         self.trajectories = TrajectoryStore(database=store.database, clock=store.clock, signals=store.signals)
         sessions = SessionService(store.database, store.runs, store.credentials, store.signals, store.clock)
@@ -132,12 +132,12 @@ class World:
         return await self.http.post(path, json={"model": "policy", "messages": [USER], **body}, headers=dashed)
 
     async def session_key(self, **spec: Any) -> tuple[str, str]:
-        """A new session's id and key."""
+        """Return a new session's id and key."""
         created = (await self.http.post("/v1/sessions", json=spec)).json()
         return created["id"], created["api_key"]
 
     async def turns(self) -> list[Any]:
-        """All recorded turns, oldest first."""
+        """Return all recorded turns, oldest first."""
         return await self.store.database.read(
             lambda connection: list(connection.execute(select(TurnRow.__table__).order_by(TurnRow.id)).all())
         )
@@ -149,7 +149,7 @@ class World:
 
     @asynccontextmanager
     async def sdk(self, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-        """The real SDK, on a real connection."""
+        """Return the real SDK on a real connection."""
         async with (
             listening(self.app) as address,
             openai.AsyncOpenAI(api_key=self.key, base_url=f"{address}/v1", **{"max_retries": 0, **options}) as client,
@@ -166,7 +166,7 @@ def call_service(
     sessions: SessionService,
     trajectories: TrajectoryStore,
 ) -> CallService:
-    """Model calls on this store; `templates` are those of the base models, by name."""
+    """Return the service of model calls on this store; `templates` are those of the base models, by name."""
 
     def load_template(model: str, *, allow_control_tokens: bool) -> ChatTemplate:
         assert not allow_control_tokens
@@ -201,8 +201,8 @@ async def open_world(
     url: str | None = None,
     when_unavailable: Literal["refuse", "serve"] = "refuse",
 ) -> AsyncIterator[World]:
-    """`serving`: a real engine that answers instead of the script. `url`: the store, instead of SQLite in the
-    directory."""
+    """Open a world. `serving` is a real engine that answers instead of the script; `url` a store other than SQLite in
+    the directory."""
     settings = RunSettings(name="policy", model="base/model", **(run or {}))
     outlive_store = when_unavailable == "serve"
     async with open_store(url or sqlite_database(directory), settings, outlive_store=outlive_store) as store:
@@ -244,7 +244,7 @@ async def open_world(
 
 @asynccontextmanager
 async def listening(app: Starlette) -> AsyncIterator[str]:
-    """The application on a port of its own, for what needs a real connection. Gives its address."""
+    """Serve the application on a free port for tests that need a real connection, and yield its address."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="none"))
@@ -259,6 +259,6 @@ async def listening(app: Starlette) -> AsyncIterator[str]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Lets the loop run until something is so; the test's time-out bounds it."""
+    """Let the event loop run until the condition holds; the test's time-out bounds it."""
     while not condition():
         await asyncio.sleep(0.001)

@@ -1,5 +1,5 @@
-"""Run by SGLang's own interpreter, which has XGrammar: reads [[structural tag, [text, …]], …] and writes, for every
-tag, which of its texts XGrammar takes for a whole answer."""
+"""Run by SGLang's own interpreter, which has XGrammar: read [[structural tag, [text, …]], …] and write, for every
+tag, which of its texts XGrammar accepts as a complete answer."""
 
 from __future__ import annotations
 

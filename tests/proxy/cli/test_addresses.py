@@ -1,4 +1,4 @@
-"""Ports."""
+"""Ports of an installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line's own behaviour: how it ends, and what it says to do."""
+"""The command line's own behaviour: exit statuses, and advice in its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that somebody else wrote reaches the terminal as anything but text."""
+"""Texts written by others reach the terminal only as plain text."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ HOSTILE = st.one_of(
     ),
 )  # fmt: skip
 _OURS = re.compile("\x1b\\[[0-9;]*m")
-"""Colours, the only sequences that the console itself writes here."""
+"""Colours, the only escape sequences that the console itself writes here."""
 
 
 def shown(*things: RenderableType) -> str:
-    """The text on a terminal with colours, without these."""
+    """Return the text on a terminal with colours, without the colours' sequences."""
     out = io.StringIO()
     terminal = SafeConsole(file=out, force_terminal=True, width=200, color_system="truecolor")
     for thing in things:
@@ -139,7 +139,7 @@ def test_errors_of_servers_are_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_consoles_of_all_commands_are_safe() -> None:
-    """A second console made elsewhere would be a hole."""
+    """A second console made elsewhere would bypass the escaping."""
     import sys
 
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Exports and imports by the command line, against a proxy that listens."""
+"""Exports and imports by the command line, with a running proxy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.proxy.turns.world import World
 
 
 class Site:
-    """`run` runs a command of `base-rl` against it."""
+    """A running proxy; `run` runs a command of `base-rl` with it."""
 
     def __init__(self, store: Store, address: str, key: str) -> None:
         self.store = store

@@ -33,7 +33,7 @@ DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 
 @pytest.fixture
 def run(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`base-rl db …` on the test's database."""
+    """Run `base-rl db …` on the test's database."""
     monkeypatch.setenv("BASE_RL_DATABASE__URL", database_url)
     programs = postgresql_programs()
     if programs is not None:
@@ -50,7 +50,7 @@ def execute(url: str, *statements: str) -> None:
 
 
 def a_trained_store(url: str) -> None:
-    """One session is ready, one open, one leased."""
+    """A store in which one session is ready, one open and one leased."""
 
     async def fill() -> None:
         async with open_world(url) as world:
@@ -102,7 +102,7 @@ def test_what_does_not_agree_is_found(run: Callable[..., Any], database_url: str
 
 
 def test_erasure_is_not_damage(run: Callable[..., Any], database_url: str, tmp_path: Path) -> None:
-    """Four sessions are erased: one open, one ready, one in a trainer's hands, one trained."""
+    """Four sessions are erased: one open, one ready, one leased, one trained."""
 
     async def erase_all() -> None:
         async with open_world(database_url) as world:

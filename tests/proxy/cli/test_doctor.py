@@ -1,4 +1,4 @@
-"""The doctor: every failure comes with its remedy."""
+"""`base-rl doctor`: every failure has a remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def findings(tmp_path: Path, **overrides: dict[str, Any]) -> dict[str, Finding]:
 
 @pytest.fixture(autouse=True)
 def _without_starting_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its check starts a process that takes seconds; one test does it for real."""
+    """Replace the check that starts a process with torch, which takes seconds; one test runs it."""
     monkeypatch.setattr("proxy.cli.doctor._TORCH_PROBE", 'print(\'{"version": "0", "gpus": []}\')')
 
 

@@ -1,4 +1,4 @@
-"""What the terminal shows."""
+"""Tables and charts in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C on a real `base-rl up`: within two seconds, with every call in flight recorded."""
+"""Ctrl-C on a real `base-rl up` ends it within two seconds, with every call in progress recorded."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from proxy.cli.stack import read_address
 READY_SECONDS = 90.0
 MOST_SECONDS = 2.0
 BUSY_MACHINE = 2.0
-"""Seconds more that a machine may take whose cores are shared by several test processes. Calls in flight once took
-seven, and a trainer with torch five."""
+"""Additional seconds for a machine whose cores are shared by several test processes. Ending with calls in progress
+once took seven seconds, and with a trainer that imports torch five."""
 SLOW = '[[rule]]\ntext = "one two three four five six seven eight nine ten eleven twelve"\nms_per_token = 3000\n'
 
 
@@ -51,7 +51,7 @@ class Up:
         self.url, self.keys = address.url, keys
 
     def wait_for(self, words: str) -> None:
-        """Wait until it has printed the words."""
+        """Wait until it has printed these words."""
         until = time.monotonic() + READY_SECONDS
         while words not in Path(self.log.name).read_text():
             assert self.process.poll() is None
@@ -65,7 +65,7 @@ class Up:
         return time.monotonic() - began
 
     def turns(self) -> list[tuple[str, int]]:
-        """The state of each recorded turn, and how many bytes of output tokens it has."""
+        """Return the state of each recorded turn, and how many bytes of output tokens it has."""
         with closing(sqlite3.connect(self.data_dir / "base-rl.sqlite3")) as connection:
             return list(connection.execute("SELECT state, length(output_ids) FROM turns"))
 
@@ -142,7 +142,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(up: Up) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether the process is there and has not ended: one that nobody has waited for yet has."""
+    """Return whether the process runs; a process that ended but was not waited for does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

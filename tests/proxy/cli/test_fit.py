@@ -1,4 +1,4 @@
-"""`base-rl fit`: whose address and key it takes, and what it leaves to the trainer. Its end is in
+"""`base-rl fit`: the address and key that it uses, and what it passes to the trainer. Its end is tested in
 tests/trainer/fit/test_command.py."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """That of a base-rl that is up, as far as its files say."""
+    """Return a data directory whose files describe a running base-rl."""
     (tmp_path / "address.json").write_bytes(msgspec.json.encode(Address(url=LOCAL, pid=1)))
     keys = LocalKeys(admin_key="rl-admin", run_key="rl-run", trainer_key="rl-trainer")
     (tmp_path / "keys.json").write_bytes(msgspec.json.encode(keys))
@@ -33,7 +33,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 def test_help_is_the_trainers(capfd: pytest.CaptureFixture[str]) -> None:
-    """Without looking for a proxy."""
+    """It is shown without a running proxy."""
     for words, said in (
         (["--help"], "base-rl fit sft --min-reward 0.9"),
         (["dpo", "--help"], "--label-smoothing"),

@@ -1,4 +1,4 @@
-"""An import of many sessions says how far it is."""
+"""An import of many sessions reports its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`base-rl keys …` against a real server."""
+"""`base-rl keys …` with a real server."""
 
 from __future__ import annotations
 

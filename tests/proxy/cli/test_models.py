@@ -1,4 +1,4 @@
-"""From what a user calls a model to a directory: every refusal says what to do."""
+"""Resolution of a model's name or path to a directory: every error says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data directory remembers how it was started."""
+"""A data directory stores the options with which it was started."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_environment_and_a_file_that_is_named_now_go_before_what_is_remember
         "run": {"name": "a"},
     }
     assert merged(StartOptions(config=file), before, {}).overrides["server"] == {"host": "h"}
-    of_the_file = StartOptions(config=file, overrides=before.overrides)  # that lay over this file before, too
+    of_the_file = StartOptions(config=file, overrides=before.overrides)  # as before
     assert merged(StartOptions(), of_the_file, {}).overrides["server"] == {"port": 1, "host": "h"}
 
 

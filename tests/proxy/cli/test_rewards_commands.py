@@ -1,4 +1,4 @@
-"""`base-rl rewards …` against a real server."""
+"""`base-rl rewards …` with a real server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Shell:
         return json.loads(await self.run(*arguments, "--json"))
 
     async def trained(self) -> str:
-        """A session that was trained on a reward of 1."""
+        """Return a session that was trained on a reward of 1."""
         wanted = SessionFilter(training="consumed", min_reward=1.0)
         return (await self.site.overview.sessions(self.run_id, wanted, limit=1)).sessions[0].id
 

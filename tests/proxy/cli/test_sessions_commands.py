@@ -1,4 +1,4 @@
-"""`base-rl sessions …` against a real server."""
+"""`base-rl sessions …` with a real server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Shell:
         return json.loads(await self.run(*arguments, "--json", kind=kind))
 
     async def attempts(self, count: int) -> list[str]:
-        """Sessions of the name `attempt-42`, rewarded 0, 1, 2 and so on."""
+        """Create sessions of the name `attempt-42`, rewarded 0, 1, 2 and so on."""
         return [
             await add_session(
                 self.site.database,
@@ -112,7 +112,7 @@ async def test_every_filter_is_the_apis(shell: Shell) -> None:
 
 
 async def test_pages_are_followed_up_to_the_limit(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of a filtered list may be short, or empty, before the last."""
+    """A page of a filtered list may be short, or empty, before the last one."""
     await add_history(shell.site.database, shell.run_id, steps=2, per_step=8)
     whole = [one["id"] for one in await shell.json("list")]
     assert len(whole) == 26

@@ -1,4 +1,4 @@
-"""What keeps an installation from starting, and what its trainer is told."""
+"""Errors that prevent an installation from starting, and the settings passed to its trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 
 
 def settings(data_dir: Path, port: int, kind: str = "http://127.0.0.1:9") -> Settings:
-    """With an engine elsewhere, so that the proxy is the only part."""
+    """Return settings with an engine elsewhere, so that only the proxy is started."""
     overrides: dict[str, dict[str, Any]] = {
         "server": {"data_dir": data_dir, "port": port},
         "engine": {"kind": kind},
@@ -27,7 +27,7 @@ def settings(data_dir: Path, port: int, kind: str = "http://127.0.0.1:9") -> Set
 
 
 async def started(data_dir: Path, port: int, **options: Any) -> str:
-    """The address of an installation that was started and ended again."""
+    """Start an installation, end it, and return its address."""
     options = {
         "config_file": None,
         "with_trainer": False,

@@ -1,4 +1,4 @@
-"""What the command line tells of steps and claims, asked of a real proxy."""
+"""Output of the command line about steps and claims, from a real proxy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.trainer.real_proxy import ADMIN, RUN, RealProxy, real_proxy, write_re
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealProxy]:
-    """A run with one step, of which a reward was revised since, and a claim that is out."""
+    """A run with one step, one of whose rewards was revised since, and a leased claim."""
     directory = tmp_path_factory.mktemp("steps")
     with real_proxy(directory, write_real_model(directory / "base")) as started:
         with started.trainer("a-process") as trainer:

@@ -1,4 +1,4 @@
-"""Which run an installation goes on with, and that none is begun by mistake."""
+"""The run that an installation continues, and that none is created by mistake."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n
 
 
 class Heard:
-    """Collects what the supervisor tells, and lets a test wait for a line of it."""
+    """Collects the supervisor's messages, and lets a test wait for one of them."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -84,7 +84,7 @@ async def test_what_is_away_at_the_first_start_is_said_at_once(tmp_path: Path) -
 
 
 async def test_what_is_away_later_is_said_and_waited_for(tmp_path: Path) -> None:
-    """However often: it does not count as dying again and again."""
+    """This does not count as repeated deaths, however often it happens."""
     heard, back = Heard(), tmp_path / "back"
     back.touch()
     async with Supervisor([waiting_for(back)], tmp_path, heard) as supervisor:

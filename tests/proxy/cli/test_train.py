@@ -1,4 +1,4 @@
-"""`base-rl train`: whose address and key it takes, and the real processes that it starts."""
+"""`base-rl train`: the address and key that it uses, and the real processes that it starts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """That of a base-rl that is up, as far as its files say."""
+    """Return a data directory whose files describe a running base-rl."""
     directory = tmp_path / "data"
     directory.mkdir()
     is_up_at(directory, LOCAL)
@@ -56,7 +56,7 @@ def is_up_at(data_dir: Path, url: str, run: str | None = None) -> None:
 
 
 def dry(data_dir: Path, *options: str) -> dict[str, Any]:
-    """The resolved configuration."""
+    """Return the resolved configuration."""
     result = CliRunner().invoke(app, ["train", "--dry-run", "--data-dir", str(data_dir), *options])
     assert result.exit_code == 0, result.output
     resolved: dict[str, Any] = json.loads(result.stdout)

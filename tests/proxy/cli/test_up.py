@@ -1,4 +1,4 @@
-"""What `base-rl up` makes of a scripted engine's options before anything starts."""
+"""How `base-rl up` resolves the options of a scripted engine before anything starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.settings import ConfigurationError
 
 
 async def dry(overrides: dict[str, dict[str, Any]], **options: Any) -> dict[str, Any]:
-    """The resolved configuration."""
+    """Return the resolved configuration."""
     out = Console(file=io.StringIO(), width=300)
     given = {"config": None, "overrides": overrides, "trainer": None, "seed": None, "dry_run": True} | options
     assert await run_up(UpOptions(**given), out) == 0

@@ -13,7 +13,7 @@ Path = tuple[int, ...]
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[tuple[Prompt, Path]]:
-    """Prompts of few different ids, each with the whole of its tokens; some keep a part of a path before them."""
+    """Prompts of few different ids, each with all of its tokens; some keep a part of an earlier path."""
     made: list[tuple[Prompt, Path]] = []
     paths: list[Path] = []
     for number in range(draw(st.integers(1, 8))):
@@ -21,7 +21,7 @@ def trees(draw: st.DrawFn) -> list[tuple[Prompt, Path]]:
         shared = 0 if parent is None else draw(st.integers(0, len(paths[parent])))
         own = tuple(draw(st.lists(st.integers(1, 2), max_size=2)))
         if parent is not None and shared <= len(paths[parent]) and own:
-            own = (7, *own)  # the store shares all that is the same: a branch begins with another token
+            own = (7, *own)  # the store shares equal tokens: a branch begins with another token
         whole = (*(() if parent is None else paths[parent][:shared]), *own)
         made.append((Prompt(parent, shared, len(whole), own), whole))
         paths.append((*whole, 100 + number))
@@ -30,7 +30,7 @@ def trees(draw: st.DrawFn) -> list[tuple[Prompt, Path]]:
 
 @given(trees())
 def test_prompts_alike_have_the_same_tokens(tree: list[tuple[Prompt, Path]]) -> None:
-    """Those of the same place in the tree are found; no others are."""
+    """Turns at the same place in the tree are found, and no others."""
     found = prompts_alike([prompt for prompt, _ in tree])
     for place, first in enumerate(found):
         assert first <= place
@@ -56,7 +56,7 @@ def asked(
 
 
 CHOICES = [asked("a", takes=1.0), asked("b", takes=3.0), asked("c", takes=2.0)]
-"""Of one call, with answers of two tokens: paths are five tokens long."""
+"""Choices of one call with answers of two tokens: paths are five tokens long."""
 
 
 def test_choices_that_the_agent_did_not_go_on_with_are_superseded() -> None:
@@ -81,13 +81,13 @@ def test_a_call_that_shares_only_the_prompt_goes_on_with_no_choice() -> None:
 
 
 def test_an_answer_whose_thoughts_the_template_strips_is_gone_on_with() -> None:
-    """Nothing of its tokens is in the next prompt, but the conversation was recognised."""
+    """The next prompt contains none of its tokens, but the conversation was recognised."""
     stripped = asked("d", parent=1, shared=3, own=(8, 9), continuation=Continuation.RETEMPLATED, at=4.0)
     assert superseded_turns([*CHOICES, stripped]) == {"a", "c"}
 
 
 def test_a_retry_supersedes_the_answer_before_it() -> None:
-    """However the store shares their tokens: as one more root, or as the whole prompt of the first."""
+    """The store may share their tokens in either form: as one more root, or as the whole prompt of the first."""
     first = asked("a")
     for retry in (
         asked("b", at=2.0),
@@ -100,7 +100,7 @@ def test_a_retry_supersedes_the_answer_before_it() -> None:
 
 
 def test_calls_at_the_same_time_do_not_supersede_each_other() -> None:
-    """Sub-agents that ask the same: one answers at once, the other goes on."""
+    """Sub-agents that ask the same question: one answers at once, the other continues."""
     beside = asked("b", at=0.5)
     later = asked("c", parent=1, shared=5, own=(9,), at=4.0)
     assert superseded_turns([asked("a"), beside, later]) == frozenset()

@@ -1,4 +1,4 @@
-"""File and environment are read alike by proxy and trainer."""
+"""Proxy and trainer read file and environment in the same way."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_turn_of_a_proxy_that_does_not_tell_finish_reasons_is_not_cut() -> Non
         (FinishReason.TOOL_CALLS, TurnState.COMPLETE, None),
         (FinishReason.LENGTH, TurnState.COMPLETE, Cut.LENGTH),
         (FinishReason.LENGTH, TurnState.TRUNCATED, Cut.INTERRUPTED),
-        (FinishReason.STOP, TurnState.TRUNCATED, None),  # it had ended by itself when its client left
+        (FinishReason.STOP, TurnState.TRUNCATED, None),  # it had ended by itself when its client disconnected
     ],
 )
 def test_what_cut_an_answer_follows_from_its_end(

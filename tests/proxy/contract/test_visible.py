@@ -10,7 +10,8 @@ from proxy.contract.visible import visible, visible_values
 
 
 def harmless(text: str) -> bool:
-    """No control character but line feed and tab, no mark of direction, nothing that cannot be encoded."""
+    """Return whether the text has no control character but line feed and tab, no mark of direction, and can be
+    encoded."""
     text.encode()
     return not any(
         (unicodedata.category(c) == "Cc" and c not in "\n\t") or unicodedata.bidirectional(c) in _DIRECTIONS

@@ -190,7 +190,7 @@ def pgbouncer(directory: Path, url: str, *, servers: int) -> Iterator[str]:
     )
     for path in (directory, users, config):
         path.chmod(0o755)
-    for parent in list(directory.parents)[:3]:  # pytest's own directories are for their owner alone
+    for parent in list(directory.parents)[:3]:  # pytest's own directories are readable by their owner only
         parent.chmod(0o755)
     program = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
     user = ["-u", "postgres"] if os.geteuid() == 0 else []

@@ -65,8 +65,8 @@ def normalised_schema(path: Path) -> dict[str, list[str]]:
 
 
 def clauses(sql: str) -> list[str]:
-    """What stands between the commas of a statement's outer parentheses, and what stands before them: a column that
-    was added later follows the constraints."""
+    """Return the clauses between the commas of a statement's outer parentheses, and the text before them: a column
+    that was added later follows the constraints."""
     found, depth = [""], 0
     for character in " ".join(sql.split()):
         depth += (character == "(") - (character == ")")

@@ -1,4 +1,4 @@
-"""Feedback and a trainer on a world's store, in short words."""
+"""Short methods for feedback and a trainer on a world's store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ledger:
         self._admin = Principal(kind=PrincipalKind.ADMIN, key_id=KeyId("key"), run_id=None, session_id=None)
 
     async def session(self, **entries: float) -> SessionId:
-        """With one turn, rewarded by name."""
+        """Create a session with one turn, rewarded by name."""
         session_id = await self.world.session()
         await self.world.turn(session_id)
         if entries:
@@ -40,7 +40,7 @@ class Ledger:
         await self.feedback.record(self._admin, [item])
 
     async def reconfigure(self, **settings: Any) -> None:
-        """As a start with another file does."""
+        """Change the rules as a start with another configuration does."""
         await self.world.runs.ensure(RunSettings(name="policy", model="base/model", **settings))
         await self.feedback.apply_changed_rules()
 
@@ -55,6 +55,6 @@ class Ledger:
         await self.versions.commit(self.world.run, request)
 
     async def of(self, session_id: SessionId) -> tuple[str, float | None, float | None]:
-        """Training state, reward, and when it was revised."""
+        """Return training state, reward, and time of revision."""
         row = await self.world.session_row(session_id)
         return row.training, row.reward, row.revised_at

@@ -1,4 +1,4 @@
-"""What was trained on, and what the ledger says now: exact through commits, releases and leases that pass."""
+"""Trained rewards and the ledger's current ones: revisions are exact through commits, releases and expired leases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.lifecycle.combining import LedgerEntry, SessionRewards, session_rewar
 from tests.proxy.feedback.ledger import Ledger
 
 RULES: tuple[dict[str, Any], ...] = ({}, {"rewards": {"combine": "min"}}, {"reward_weights": {"style": 0.0}})
-"""Settings that a run is started with by turns."""
+"""Settings with which a run is started in turn."""
 
 
 async def test_a_reward_after_training_revises_and_the_old_value_again_does_not(ledger: Ledger) -> None:
@@ -72,7 +72,7 @@ async def test_an_expired_lease_forgets_what_it_handed_out(ledger: Ledger) -> No
 
 
 class Account:
-    """What a store with revisions must say, kept by hand beside it."""
+    """The expected state of a store with revisions, computed beside it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -1,4 +1,4 @@
-"""Rules that change while there are rewards: what is not trained follows, what was trained stays."""
+"""Rules that change while there are rewards: untrained sessions follow, trained ones stay."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_trainers_session_is_trained_by_the_rules_of_its_claim(ledger: L
 
 
 async def test_a_session_without_a_reward_by_the_new_rules_is_not_handed_out(ledger: Ledger) -> None:
-    """Even where a proxy with the old rules has just made it ready."""
+    """Even if a proxy with the old rules has just made it ready."""
     session = await ledger.session(style=1.0)
     settings = RunSettings.model_validate({"name": "policy", "model": "base/model", "reward_weights": {"style": 0}})
     await ledger.world.runs.ensure(settings)

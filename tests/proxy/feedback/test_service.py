@@ -160,8 +160,8 @@ async def test_one_key_twice_in_a_batch_is_one_entry(store: Store) -> None:
 @pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 async def test_rewards_that_wait_together_are_recorded_as_one_by_one(store: Store, seed: int, refused: bool) -> None:
-    """Of sessions that are open, ended, with the trainer or evaluated, by id and by turn; where one is refused, those
-    beside it are not."""
+    """Sessions are open, ended, leased or evaluations, named by id or by turn; a refused reward does not affect the
+    others of its group."""
     alone = await drawn_rewards(store, random.Random(seed), refused=refused)
     together = await drawn_rewards(store, random.Random(seed), refused=refused)
     one = [await effect(store, items) for items in alone[1]]
@@ -173,7 +173,7 @@ async def test_rewards_that_wait_together_are_recorded_as_one_by_one(store: Stor
 async def drawn_rewards(
     store: Store, draw: random.Random, *, refused: bool
 ) -> tuple[list[str], list[list[FeedbackItem]]]:
-    """Sessions, and requests about them of which none depends on another's place in line."""
+    """Sessions, and requests about them whose results do not depend on their order."""
     made = [
         await session_with_turn(store, purpose=Purpose.EVAL if number % 5 == 4 else Purpose.TRAIN)
         for number in range(20)
@@ -205,7 +205,7 @@ async def effect(store: Store, items: list[FeedbackItem]) -> object:
 
 
 async def ledgers(store: Store, session_ids: list[str]) -> list[tuple[object, ...]]:
-    """What the sessions came to, without what names or dates them."""
+    """Return the final state of the sessions, without names and times."""
     views = [await store.sessions.get(store.owner, session_id) for session_id in session_ids]
     return [
         (
@@ -221,7 +221,7 @@ async def ledgers(store: Store, session_ids: list[str]) -> list[tuple[object, ..
 
 async def test_rewards_that_wait_together_are_written_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     made = [await session_with_turn(store) for _ in range(20)]
-    monkeypatch.setattr(FeedbackRepository, "session", None)  # the way of one alone
+    monkeypatch.setattr(FeedbackRepository, "session", None)  # the path of a single write
     await asyncio.gather(*(record(store, reward(session_id=session_id)) for session_id, _ in made))
     assert [await store.training(session_id) for session_id, _ in made] == ["ready"] * 20
 
@@ -350,7 +350,7 @@ async def test_an_admin_key_says_whose_name_it_means(store: Store) -> None:
 
 
 async def test_what_only_explains_is_no_reward(store: Store) -> None:
-    """A component of weight 0 is kept; the session still waits for its reward."""
+    """A component of weight 0 is stored; the session still waits for its reward."""
     await store.runs.ensure(RunSettings(name="policy", model="base/model", reward_weights={"note": 0.0}))
     session_id, _ = await session_with_turn(store)
     await record(store, FeedbackItem(entries=(("note", 3.0),), session_id=session_id, comment="it gave up early"))

@@ -180,7 +180,7 @@ async def test_endless_headers_are_not_buffered() -> None:
 
 async def test_a_head_within_the_bounds_is_accepted_in_pieces_and_after_others() -> None:
     async with serving(Bounds()) as (port, _), connected(port) as (reader, writer):
-        for _ in range(5):  # each is counted for itself
+        for _ in range(5):  # each is counted by itself
             value = b"a" * ((HEADER_KIB << 10) - 200)
             head = b"POST / HTTP/1.1\r\nhost: x\r\nlong: " + value + b"\r\ncontent-length: 100000\r\n\r\n"
             for start in range(0, len(head), 300):

@@ -1,4 +1,4 @@
-"""A real server on a free port, for what a transport without sockets cannot do: streams, browsers."""
+"""A real server on a free port, for streams and browsers, which a transport without sockets cannot test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.proxy.overview.site import Site
 
 @asynccontextmanager
 async def serving(site: Site) -> AsyncIterator[str]:
-    """The site's address."""
+    """Yield the site's address."""
     config = uvicorn.Config(site.app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())

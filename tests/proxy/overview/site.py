@@ -34,7 +34,7 @@ SECRET = b"s" * 32
 
 
 class Serving:
-    """A swap controller as far as the overview asks."""
+    """A stand-in for the swap controller, as far as the overview uses it."""
 
     def __init__(self) -> None:
         self.engine_ready = True
@@ -43,7 +43,7 @@ class Serving:
 
 
 class Site(msgspec.Struct):
-    """The application with what tests change behind it. `client` sends no key."""
+    """The application, with its parts that tests change. `client` sends no key."""
 
     app: FastAPI
     database: Database
@@ -55,14 +55,14 @@ class Site(msgspec.Struct):
     client: httpx.AsyncClient
 
     async def key(self, kind: PrincipalKind, run_id: str | None = None) -> dict[str, str]:
-        """The header of a new key."""
+        """Return the header of a new key."""
         made = await self.credentials.create(kind, run_id=run_id)
         return {"authorization": f"Bearer {made.text}"}
 
 
 @asynccontextmanager
 async def open_site(url: str, directory: Path, clock: Clock) -> AsyncIterator[Site]:
-    """Over the database `url` (`tests.database`), which is migrated; `directory` is the data directory."""
+    """Open a site over the migrated database `url` (`tests.database`); `directory` is the data directory."""
     database = Database(url)
     site = build_site(database, directory, clock)
     try:
@@ -74,7 +74,7 @@ async def open_site(url: str, directory: Path, clock: Clock) -> AsyncIterator[Si
 
 
 def build_site(database: Database, directory: Path, clock: Clock) -> Site:
-    """Over tables that are there."""
+    """Open a site over existing tables."""
     app = FastAPI()
     signals, serving = Signals(), Serving()
     credentials = Credentials(database, SECRET, clock)
@@ -110,11 +110,12 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
 
 
 async def plan_of(site: Site, asked: Callable[[], Awaitable[object]], about: str) -> str:
-    """SQLite's plan of the first statement that `asked` runs and that has these words in it."""
+    """Return SQLite's plan of the first statement run by `asked` that contains these words."""
     seen: list[tuple[str, Any]] = []
 
     def note(connection: Connection, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        # The listener hears every engine of the process: proxies of other tests may still sweep their stores.
+        # The listener gets statements of every engine in the process: proxies of other tests may still sweep their
+        # stores.
         if connection.engine.url.database == site.database.url.database:
             seen.append((statement, parameters))
 

@@ -182,7 +182,7 @@ async def test_events_stream_live_and_resume_where_a_client_left(site: Site, run
 
 
 async def _event(lines: Any) -> dict[str, str]:
-    """The next server-sent event by field."""
+    """Return the next server-sent event by field."""
     fields: dict[str, str] = {}
     async for line in lines:
         if not line:

@@ -13,7 +13,7 @@ from proxy.overview.filters import Cursor
 @given(st.floats(allow_nan=False, allow_infinity=False), st.from_regex(r"[a-z0-9_~]+", fullmatch=True))
 def test_a_cursor_survives_the_wire(at: float, key: str) -> None:
     sent = Cursor(at=at, key=key).encode()
-    assert unquote_plus(sent) == sent  # as it stands in an address
+    assert unquote_plus(sent) == sent  # as written in an address
     assert Cursor.decode(sent) == Cursor(at=at, key=key)
 
 

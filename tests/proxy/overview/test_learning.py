@@ -1,4 +1,4 @@
-"""What a run that has learnt nothing says of itself."""
+"""How a run that has learnt nothing explains it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNEQUAL = tuple((None, float(index % 2)) for index in range(16))
 
 
 def facts(**said: Any) -> LearningFacts:
-    """A run that may have learnt, but for what is said."""
+    """Return the facts of a run that may have learnt, except for the given ones."""
     usual: dict[str, Any] = {
         "state": "active",
         "head_version": 10,
@@ -51,7 +51,7 @@ def test_a_run_that_may_have_learnt_says_nothing() -> None:
             ["95% of the recent answers were cut"],
         ),
         ({**NEW, "sessions": {"ready": 12}, "wanted": None, "cut_share": 0.5}, []),
-        ({"cut_share": 1.0}, []),  # weights have moved: the trainer was told to train such answers
+        ({"cut_share": 1.0}, []),  # weights have moved: the trainer was configured to train such answers
         ({**NEW, "sessions": {"leased": 64, "ready": 9}}, ["the first training step is under way"]),
         (
             {**NEW, "sessions": {"ready": 70}, "trainer_seen": False, "wanted": None},

@@ -1,4 +1,4 @@
-"""Why a run has not learnt, out of what the store has and what its trainer asked for."""
+"""Why a run has not learnt, derived from the store and its trainer's requests."""
 
 from __future__ import annotations
 

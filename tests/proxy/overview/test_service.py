@@ -107,7 +107,7 @@ async def test_a_rate_read_again_sees_what_came_since_and_keeps_what_was(site: S
 
 
 async def _add_turns(site: Site, run_id: str, begins: Sequence[float], seconds: float) -> None:
-    """One that began at each of these times and took so long."""
+    """Add a turn that began at each of these times and took this long."""
     turn = await _one(site, *TurnRow.__table__.c, where=TurnRow.run_id == run_id)
     rows = [
         {**turn._mapping, "id": least_turn_id(begin), "started_at": begin, "finished_at": begin + seconds}
@@ -128,7 +128,7 @@ async def test_a_rate_goes_through_so_many_turns_and_shows_what_is_whole(
     monkeypatch.setattr(bounded, "TURNS", 80)
     shown: list[int] = []
     begin = NOW
-    for seconds in (100, 10, 5, 100, 30, 15):  # between looks; 80 turns reach back 40 seconds
+    for seconds in (100, 10, 5, 100, 30, 15):  # between queries; 80 turns reach back 40 seconds
         await _add_turns(site, run_id, [begin + index / 2 for index in range(2 * seconds)], seconds=1.5)
         begin += seconds
         now = begin + 2
@@ -138,7 +138,7 @@ async def test_a_rate_goes_through_so_many_turns_and_shows_what_is_whole(
         assert all(known[point.at] == point.tokens_per_second for point in bounded.points(now))
         assert bounded.last_minute(now) == pytest.approx(whole.last_minute(now), rel=0.1)
         shown.append(len(bounded.points(now)))
-    # What was read before stays, unless more came between two looks than one goes through.
+    # Turns read before stay, unless more arrive between two queries than one reads.
     assert shown == [5, 7, 8, 5, 5, 8]
 
 
@@ -159,7 +159,7 @@ async def test_a_revised_reward_shows_on_ledger_session_step_and_run(site: Site,
     assert (revised.audit.session_id, revised.audit.reward, revised.reward_now) == (item.id, 1.0, 0.25)
     run = await site.overview.run(run_id)
     assert (run.late_rewards, run.revised_sessions) == (1, 1)
-    assert (await site.overview.run(run_id)).late_rewards == 1  # counted once, however often asked
+    assert (await site.overview.run(run_id)).late_rewards == 1  # counted once, however often requested
     page = await site.overview.ledger.page(run_id, RewardFilter(), limit=1)
     assert [(reward.id, reward.superseded) for reward in page.rewards] == [(late, False)]
 

@@ -1,4 +1,4 @@
-"""Erasing over HTTP, with model calls and rewards around it."""
+"""Erasure over HTTP, with concurrent model calls and rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Erasing, on a real store: content goes, from the file's bytes as well, and accounts stay."""
+"""Erasure on a real store: content is removed, also from the file's bytes, and claims and rewards stay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def eraser(world: World) -> EraseService:
 
 
 async def told(world: World, *, turns: int = 2, user: str | None = None) -> SessionId:
-    """A session in which the secret was said in every place that holds content."""
+    """Create a session with the secret in every place that stores content."""
     session_id = await world.session()
     users = (Credentials(world.database, b"s" * 32, world.clock).pseudonym(user),) if user else ()
     for number in range(turns):
@@ -163,7 +163,7 @@ async def test_a_leased_session_stays_in_its_claim_and_is_not_handed_out_again(w
 
 
 async def test_what_was_only_marked_is_emptied_by_the_next_sweep(world: World) -> None:
-    """A process that died between the two."""
+    """The process died between the mark and the removal."""
     session_id = await told(world, turns=450)
     service = eraser(world)
     await service.mark([session_id], ErasedReason.REQUESTED, by="session")

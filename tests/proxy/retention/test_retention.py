@@ -1,4 +1,4 @@
-"""Retention, on a real store: what is done with goes in time, what may yet be trained stays."""
+"""Retention on a real store: content of finished sessions is removed in time, that of trainable ones stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Erased and redacted sessions, as the operating API and the admin page show them."""
+"""Erased and redacted sessions in the operating API and on the admin page."""
 
 from __future__ import annotations
 

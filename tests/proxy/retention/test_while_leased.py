@@ -1,4 +1,4 @@
-"""A session that is erased while a trainer has it: the step is accounted for, and nothing of it comes back."""
+"""A session erased while a trainer holds it: the step is recorded, and no content comes back."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ async def test_ensuring_again_is_the_same_run_with_the_new_settings(store: Store
 
 
 async def test_a_run_that_nobody_named_is_not_begun_beside_others(store: Store) -> None:
-    await store.runs.ensure(RunSettings(model="base/model"))  # it is called policy, as the one that is there
+    await store.runs.ensure(RunSettings(model="base/model"))  # its name is policy, like that of the existing run
     other = await store.runs.ensure(RunSettings(name="other", model="base/model"))
     await store.database.commit(
         lambda connection: connection.execute(update(RunRow).where(RunRow.id == store.run.id).values(name="shop"))

@@ -25,7 +25,7 @@ from tests.proxy.versions.publishing import inspector as new_inspector
 
 
 class SwappedEngine(FakeEngine):
-    """Holds up, or fails, what a swap does. `stopped`: between a pause and the resume."""
+    """Delays, or fails, the requests of a swap. `stopped` is true between a pause and the resume."""
 
     def __init__(self) -> None:
         super().__init__(lambda _request: (), model_path="base/model")
@@ -74,7 +74,7 @@ class SwappedEngine(FakeEngine):
 
 
 class Heard:
-    """An observer."""
+    """An observer that records its events."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -131,7 +131,7 @@ class Bench:
         return [row.state for row in await self.rows()]
 
     async def rows(self) -> list[Any]:
-        """The versions in their order, which PostgreSQL does not keep by itself."""
+        """Return the versions in their order, which PostgreSQL does not keep by itself."""
         return sorted(await self.world.rows(PolicyVersionRow), key=lambda row: int(row.version))
 
     async def until(self, reached: Callable[[], bool]) -> None:
@@ -222,7 +222,7 @@ async def test_which_formats_the_engine_loads_is_known_while_it_says_so(bench: B
 
 
 async def test_an_engine_of_whole_weights_is_never_given_an_adapter(bench: Bench) -> None:
-    """It would skip the names that it does not know, and serve the base under the version's label."""
+    """It would ignore names that it does not know, and serve the base under the version's label."""
     bench.engine.adapters = False
     await bench.swaps.reconcile()
     await bench.commit(WeightsFormat.ADAPTER)
@@ -498,7 +498,7 @@ async def test_the_loop_survives_whatever_happens(bench: Bench) -> None:
 
 
 async def damage(weights: WeightsReference) -> None:
-    """Flip bits of the last number, without a trace in name or size."""
+    """Flip bits of the last number; name and size stay the same."""
     file = Path(weights.uri) / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -555,7 +555,7 @@ async def test_without_any_good_version_the_base_model_serves(bench: Bench) -> N
 
 
 async def kill(bench: Bench, *, during_load: bool) -> None:
-    """One life of an engine that dies of what it is given."""
+    """Simulate one life of an engine that dies of the version it loads."""
     bench.engine.restart()
     bench.engine.down = False
     bench.engine.load_error = EngineUnavailable("connection lost") if during_load else None
@@ -577,7 +577,7 @@ async def test_what_engines_died_of_is_not_given_to_them_again(bench: Bench, dur
         "serving" if during_load else "retired",
         "committed" if during_load else "serving",
     ]
-    bench.swaps = bench.controller()  # a proxy that is started again goes on counting
+    bench.swaps = bench.controller()  # a restarted proxy continues the count
     await kill(bench, during_load=during_load)
     assert (await bench.states())[2] == "rejected"
     (event,) = await bench.world.events("version.rejected")
@@ -591,7 +591,7 @@ async def test_what_engines_died_of_is_not_given_to_them_again(bench: Bench, dur
 
 
 async def test_an_engine_that_dies_of_every_version_takes_only_one_along(bench: Bench) -> None:
-    """The cause is another one, so the versions that were good stay, and the next death is logged as such."""
+    """The cause is another one, so good versions are kept, and the next death is logged as such."""
     await bench.swaps.reconcile()
     for _ in range(2):
         await bench.commit()
@@ -650,7 +650,7 @@ async def test_a_version_that_engines_refuse_again_and_again_is_given_up(bench: 
 
 @pytest.mark.parametrize("what", ["version", "storage"])
 async def test_weights_that_are_gone_are_waited_for(bench: Bench, what: str) -> None:
-    """For good if the whole storage is away: then nothing is known about the version."""
+    """The wait has no end if the whole storage is missing, because then nothing is known about the version."""
     await bench.swaps.reconcile()
     weights = await bench.commit()
     gone = Path(weights.uri) if what == "version" else bench.directory

@@ -31,7 +31,7 @@ def goes_on(*hashes: bytes) -> SessionHints:
 
 
 class Proxy:
-    """A proxy process on the store: a service with a memory of its own."""
+    """A proxy process on the store: a service with a cache of its own."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -49,7 +49,7 @@ class Proxy:
 
 @contextmanager
 def transactions(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Yield a list that collects the transactions opened on the store meanwhile."""
+    """Yield a list of the transactions opened on the store during the block."""
     opened: list[str] = []
 
     def counting(kind: str) -> Any:

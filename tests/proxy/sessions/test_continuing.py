@@ -121,7 +121,7 @@ async def test_of_equal_conversations_the_trace_finds_its_own(proxy: Proxy) -> N
 
 @pytest.mark.parametrize("cold", [False, True])
 async def test_of_equal_conversations_the_newest_that_is_open_goes_on(proxy: Proxy, cold: bool) -> None:
-    """An attempt that crashed stays open: the next one, equal so far, does not join it."""
+    """An attempt that crashed stays open; the next one, equal so far, does not join it."""
     crashed: list[SessionId] = []
     newest: list[SessionId] = []
     ended: list[SessionId] = []
@@ -140,7 +140,7 @@ async def test_of_equal_conversations_the_newest_that_is_open_goes_on(proxy: Pro
 
 @pytest.mark.parametrize("cold", [False, True])
 async def test_equal_conversations_in_parallel_go_on_apart(proxy: Proxy, cold: bool) -> None:
-    """Same first prompt, same answer, and the calls that go on are under way at the same time."""
+    """The first prompt and answer are equal, and the continuing calls are made at the same time."""
     opened = [await proxy.call(SessionHints()) for _ in range(3)]
     for context in opened:
         await proxy.answer(context, ONE)
@@ -152,7 +152,7 @@ async def test_equal_conversations_in_parallel_go_on_apart(proxy: Proxy, cold: b
 
 
 async def test_the_longest_conversation_decides_even_if_its_session_has_ended(proxy: Proxy) -> None:
-    """Two attempts at one task that began alike. One has ended; what goes on from its end is not the other's."""
+    """Two attempts at one task began alike. One has ended, and a call that continues its end is not the other's."""
     going, ended = [await proxy.call(SessionHints()) for _ in range(2)]
     for context in (going, ended):
         await proxy.answer(context, ONE)

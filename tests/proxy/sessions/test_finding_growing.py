@@ -26,7 +26,7 @@ def lone(text: str, frame: bytes = b"f") -> SessionHints:
 
 
 async def step(proxy: Proxy, text: str, answer: str = THOUGHT) -> SessionContext:
-    """A call of one user message, its answer and its end."""
+    """Make a call with one user message, record its answer, and end it."""
     hints = lone(text)
     context = await proxy.call(hints)
     await proxy.store.add_turn(context.id)
@@ -70,7 +70,7 @@ async def test_prompts_that_only_begin_alike_are_apart(proxy: Proxy) -> None:
 
 
 async def test_equal_runs_with_equal_answers_go_on_apart(proxy: Proxy) -> None:
-    """They cannot be told apart, but none takes two turns while another takes none."""
+    """They cannot be distinguished, but none gets two turns while another gets none."""
     proxy.store.clock.now += 1
     first = [await step(proxy, "Task") for _ in range(8)]
     proxy.store.clock.now += FRESH_SECONDS
@@ -79,7 +79,7 @@ async def test_equal_runs_with_equal_answers_go_on_apart(proxy: Proxy) -> None:
 
 
 async def test_a_prompt_of_an_ended_session_opens_another(proxy: Proxy) -> None:
-    """As a conversation does; also if the end was another process's, and if another run began alike."""
+    """This also holds if another process ended it, and if another run began alike."""
     ended = await step(proxy, "Task")
     longer = await step(proxy, f"Task {THOUGHT} on")
     assert longer.id == ended.id
@@ -99,7 +99,7 @@ async def test_an_erased_session_takes_no_prompt_that_grew(proxy: Proxy, asked_f
         proxy.store.signals.requested_erasures.notify([first.id])
     assert (await proxy.call(lone(f"Task {THOUGHT} on"))).is_new
     assert (await proxy.call(lone(f"Other {THOUGHT} on"))).id == other.id
-    # No public method shows the text of answers in memory, and this test is about that text being gone.
+    # No public method shows the texts of answers in memory, and this test checks that they are gone.
     frames = proxy.sessions._growing._frames.values()
     assert [step.head for frame in frames for step in frame.steps.values()] == [THOUGHT] * (1 if asked_for else 2), (
         "the text of an answer goes with its session"

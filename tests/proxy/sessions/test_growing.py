@@ -1,4 +1,4 @@
-"""Which recorded step a growing prompt goes on from."""
+"""Which recorded step a growing prompt continues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def goes_on(recorded: str, answer: str, text: str) -> bool:
 def test_a_text_goes_on_from_what_it_begins_with_if_the_answer_stands_behind(
     recorded: str, answer: str, text: str
 ) -> None:
-    """The rule in plain words, on texts so alike that it often holds."""
+    """The rule in plain words, on texts so similar that it often holds."""
     text = text.strip()
     begin = recorded.strip()
     expected = text != begin and text.startswith(begin) and answer.strip() in text[len(begin) :]

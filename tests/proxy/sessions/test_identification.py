@@ -1,4 +1,4 @@
-"""The ten rules as they read a request: pure."""
+"""The ten rules of reading a request: pure functions."""
 
 from __future__ import annotations
 

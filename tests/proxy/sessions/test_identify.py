@@ -64,7 +64,7 @@ async def test_a_new_conversation_under_the_name_of_an_ended_attempt_opens_the_n
     second = await asking.call(structs.replace(named, conversation_hashes=(b"x" * 16,), turns=(new_turn_id(),)))
     assert (second.id != first.id, second.is_new, second.attempt, second.has_ended) == (True, True, 2, False)
     assert (await proxy.call(named)).id == second.id if cold else True
-    proxy.store.clock.now -= 1000  # the clock is set back: the numbers say which attempt is the newest
+    proxy.store.clock.now -= 1000  # the clock is set back: the numbers decide which attempt is the newest
     await asking.sessions.end(proxy.store.owner, second.id, Outcome.COMPLETED)
     third = await asking.call(named)
     assert (third.attempt, (await asking.sessions.get(proxy.store.owner, "attempt")).id) == (3, third.id)
@@ -201,7 +201,7 @@ async def test_what_another_process_recorded_is_found(proxy: Proxy) -> None:
 async def test_a_name_that_another_process_opened_at_the_same_moment(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a database where both look before either writes."""
+    """Both processes look before either writes, as can happen on a database."""
     first = await Proxy(proxy.store).call(by_name(AttributedBy.HEADER, "race"))
     real, looked = SessionRepository.context, []
 

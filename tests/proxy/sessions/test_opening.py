@@ -56,7 +56,7 @@ async def test_a_group_is_joined_by_the_call_that_opens(proxy: Proxy) -> None:
 
 
 async def test_calls_that_wait_together_open_sessions_as_one_by_one(proxy: Proxy) -> None:
-    """By new names, names that are known or ended, names of sessions of ours, and none; some join groups."""
+    """Calls use new names, names that are open or ended, ids of our sessions, and none; some join groups."""
     known = await proxy.call(by_name(AttributedBy.HEADER, "known"))
     ended = await proxy.call(by_name(AttributedBy.PROJECT, "alice"))
     await proxy.store.sessions.end(proxy.store.owner, ended.id, Outcome.COMPLETED)
@@ -70,7 +70,7 @@ async def test_calls_that_wait_together_open_sessions_as_one_by_one(proxy: Proxy
         SessionHints(),
         SessionHints(),
     ]
-    other = Proxy(proxy.store)  # which remembers nothing of them
+    other = Proxy(proxy.store)  # its cache is empty
     found = await asyncio.gather(*(other.call(one) for one in hints))
     *named, twice, again, same, follower, by_id, first, second = found
     assert len({context.id for context in (*named, twice, follower, first, second, known, ended)}) == 30
@@ -86,7 +86,7 @@ async def test_postgresql_opens_sessions_that_wait_together_at_once(
     if not proxy.store.database.url.get_backend_name().startswith("postgresql"):
         pytest.skip("SQLite gains nothing by it")
     with monkeypatch.context() as patch:
-        patch.setattr(SessionRepository, "context", None)  # the way of one alone
+        patch.setattr(SessionRepository, "context", None)  # the path of a single write
         opened = await asyncio.gather(
             *(proxy.call(by_name(AttributedBy.PROJECT, f"u{number}")) for number in range(20))
         )

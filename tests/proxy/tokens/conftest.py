@@ -27,5 +27,5 @@ def thinking_template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
 
 @pytest.fixture(scope="session")
 def templates(template: ChatTemplate) -> dict[str, ChatTemplate]:
-    """By name: the test's own model, and the shipped checkpoint."""
+    """Templates by name: the tests' own model, and the shipped checkpoint."""
     return {"small": template, "shipped": ChatTemplate.load(str(CHECKPOINT))}

@@ -1,4 +1,4 @@
-"""Chat templates in the manner of the model families whose output is read, each with its own special tokens."""
+"""Chat templates in the style of the supported model families, each with its own special tokens."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ _SINGLE = """
         {%- if message.tool_calls | length != 1 %}
             {{- raise_exception('This model only supports single tool-calls at once!') }}
         {%- endif %}"""
-"""What the models' own template has here."""
+"""The check that the models' own template has here."""
 
 _MISTRAL_FRAME = """\
 {{- bos_token }}
@@ -171,7 +171,8 @@ _MISTRAL_SPECIAL = (
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """`tool_format` and `reasoning` are what its template tells of it. `stop` is the token that ends an answer."""
+    """A family. `tool_format` and `reasoning` are those detected in its template; `stop` is the token that ends an
+    answer."""
 
     template: str
     tool_format: str
@@ -228,7 +229,7 @@ FAMILIES = {
 
 @cache
 def load(name: str) -> ChatTemplate:
-    """A model of the family, without weights."""
+    """Return a model of the family, without weights."""
     family = FAMILIES[name]
     with TemporaryDirectory() as directory:
         tokenizer = byte_level_tokenizer(family.special, family.markers)

@@ -80,7 +80,8 @@ _CORPUS = [
 
 
 def byte_level_tokenizer(special: Sequence[str] = SPECIAL, markers: Sequence[str] = MARKERS) -> Tokenizer:
-    """All 256 bytes, some merges, special tokens, tool-call markers, and a phrase as an added token."""
+    """Return a tokenizer with all 256 bytes, some merges, special tokens, tool-call markers, and a phrase as an added
+    token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -104,7 +105,7 @@ def write_model(
     eos: int | list[int] | None = 2,
     eos_token: str = "<|im_end|>",
 ) -> Path:
-    """A directory with everything of a model but its weights."""
+    """Write a directory with all files of a model except its weights."""
     directory.mkdir(parents=True, exist_ok=True)
     (tokenizer or byte_level_tokenizer()).save(str(directory / "tokenizer.json"))
     config: dict[str, object] = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}

@@ -1,4 +1,4 @@
-"""Feeding parsers text in pieces, and what they tell put together."""
+"""Feed parsers text in pieces, and join the resulting events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cut(text: str, cuts: list[int]) -> list[str]:
 
 
 def told(parser: Parser, pieces: Sequence[str]) -> list[Event]:
-    """All events, neighbouring pieces of text and of reasoning joined."""
+    """Return all events, with neighbouring pieces of text and of reasoning joined."""
     joined: list[Event] = []
     for event in [*itertools.chain.from_iterable(map(parser.feed, pieces)), *parser.finish()]:
         last = joined[-1] if joined else None

@@ -45,7 +45,7 @@ def hashed(message: dict[str, Any]) -> bytes:
 
 
 def typed(value: Any) -> Any:
-    """JSON equality as JavaScript has it: one kind of number, which is not a boolean."""
+    """Return the value under JavaScript's JSON equality: one kind of number, which is not a boolean."""
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -93,7 +93,7 @@ def test_numbers_that_javascript_writes_anew_are_equal(written: str, echoed: str
 
 
 def test_white_space_around_an_answer_does_not_count() -> None:
-    """Clients of Anthropic cut it off, because their API refuses it."""
+    """Anthropic's clients remove it, because their API refuses it."""
     texts = ["a b", "\n\na b ", "a b\n"]
     assert len({hashed({"role": "assistant", "content": text}) for text in texts}) == 1
     assert len({hashed({"role": "user", "content": text}) for text in texts}) == len(texts)

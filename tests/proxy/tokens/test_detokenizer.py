@@ -23,7 +23,7 @@ HIDDEN = frozenset(token_id(BYTE_LEVEL, text) for text in SPECIAL)
 
 
 def byte_fallback_tokenizer() -> Tokenizer:
-    """As Llama 2 has it: `▁` for spaces, single bytes as `<0x..>`, a leading space stripped."""
+    """Return a tokenizer like Llama 2's: `▁` for spaces, single bytes as `<0x..>`, a leading space stripped."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "▁answer", "is", "é", "4", "▁▁"]
     vocabulary = {piece: index for index, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))

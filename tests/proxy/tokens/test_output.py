@@ -27,7 +27,7 @@ USER = {"role": "user", "content": "x"}
 
 
 class Written:
-    """A template that is nothing but its text."""
+    """A template that has only a text."""
 
     def __init__(self, text: str) -> None:
         self.sources = (text,)
@@ -40,7 +40,7 @@ def schema(value: Any) -> dict[str, Any]:
 
 
 def tools_of(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The tools that these are calls of."""
+    """Return the tools that these calls use."""
     return [
         {
             "type": "function",
@@ -63,7 +63,7 @@ def message(calls: list[tuple[str, dict[str, Any]]], text: str = "", thought: st
 
 
 def output_of(template: ChatTemplate, answer: dict[str, Any]) -> str:
-    """What a model writes that answers so, as far as its prompt does not say it already."""
+    """Return the output of a model with this answer, without the part that its prompt already contains."""
     prompt = template.render([USER], None, generation_prompt=True)
     rendered = template.plain(template.render([USER, answer], None, generation_prompt=False))
     written = rendered.removesuffix(template.closing)
@@ -190,7 +190,7 @@ def test_where_an_answer_goes_on_whose_beginning_is_given(tail: str, prefill: st
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ids_of_any_form_can_be_rendered(name: str) -> None:
-    """Mistral's templates refuse all but nine letters and digits."""
+    """Mistral's templates accept only nine letters and digits."""
     template = load(name)
     texts = set()
     for call_id in ("call_0123456789abcdef01234567", "x", "", "é" * 9, "toolu_01", "abc123XYZ"):

@@ -28,7 +28,7 @@ def conversation(messages: Sequence[Mapping[str, Any]], tools: list[dict[str, An
 
 
 def echo(text: str) -> dict[str, Any]:
-    """The assistant's message as a client sends it back, its arguments written anew."""
+    """Return the assistant's message as a client sends it back, with rewritten arguments."""
     content, calls = text_and_calls(told(HermesParser(), [text]))
     message: dict[str, Any] = {"role": "assistant", "content": content or None}
     if calls:
@@ -49,7 +49,7 @@ def extend(template: ChatTemplate, parent: KnownTurn, messages: list[dict[str, A
 
 
 def odd_split(template: ChatTemplate, text: str) -> tuple[int, ...]:
-    """Ids of `text` as no tokenizer would split it: byte by byte."""
+    """Return ids of `text` as no tokenizer would split it: byte by byte."""
     return tuple(token for character in text for token in template.encode(character))
 
 
@@ -78,7 +78,7 @@ def test_recorded_ids_are_never_tokenised_again(
 def test_a_conversation_grown_turn_by_turn_is_the_conversation_rendered_whole(
     templates: dict[str, ChatTemplate], name: str, turns: list[str]
 ) -> None:
-    """With ids as the tokenizer itself would split them, reuse gives the very ids of a full rendering."""
+    """With ids as the tokenizer itself splits them, reuse gives exactly the ids of a full rendering."""
     template = templates[name]
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is 17 + 25?"}]
     plan = plan_branch(template, conversation(messages), [])

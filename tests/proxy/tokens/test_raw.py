@@ -1,4 +1,4 @@
-"""Raw prompts: recognised as going on from a completion, and continued from its ids."""
+"""Raw prompts: recognised as continuing a completion, and continued from its ids."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def behind(template: ChatTemplate, asked: str, output: tuple[int, ...], said: st
 
 
 def by_characters(template: ChatTemplate, text: str) -> tuple[int, ...]:
-    """Ids as no tokenizer would split the text, but a model may."""
+    """Return ids as no tokenizer would split the text, but a model may."""
     return tuple(token for character in text for token in template.encode(character))
 
 
@@ -84,7 +84,7 @@ def test_a_stop_string_stays_where_the_client_writes_it_and_is_cut_off_otherwise
     template: ChatTemplate, asked: str, said: str, stop: str, rest: str
 ) -> None:
     said = StopTrimmer([stop]).feed(said + stop)
-    output = template.encode(said + stop)  # a token may hold the end of what was shown and the stop string
+    output = template.encode(said + stop)  # a token may contain both the end of the shown text and the stop string
     going_on = behind(template, asked, output, said, stop + rest)
     assert going_on.continuation is Continuation.EXACT
     assert going_on.input_ids == template.encode(asked) + output + template.encode(rest)

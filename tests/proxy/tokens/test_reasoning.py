@@ -11,7 +11,7 @@ MARKUP = st.text(alphabet="</think> \n", max_size=40)
 
 
 def read(text: str, *, inside: bool = False) -> tuple[str, str]:
-    """The thought and the answer."""
+    """Return the thought and the answer."""
     events = told(ReasoningParser(in_reasoning=inside), [text])
     thought = "".join(event.text for event in events if isinstance(event, Reasoning))
     return thought, "".join(event for event in events if isinstance(event, str))

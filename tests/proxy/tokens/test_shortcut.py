@@ -21,11 +21,11 @@ CALLS = st.lists(st.sampled_from(["look", "listen"]), max_size=2)
 NUMBERED = CHATML.replace("{{- message.content }}", "{{- loop.index ~ message.content }}")
 """Writes the number of every answer."""
 LOOKS_BACK = CHATML.replace("message.content + '<|im_end|>", "message.content + messages[0].content + '<|im_end|>")
-"""Repeats the first message behind every other."""
+"""Repeats the first message after every other."""
 LATER = CHATML.replace(
     "{{- '<|im_start|>' + message.role", "{{- 'long ' if loop.index > 30 }}{{- '<|im_start|>' + message.role"
 )
-"""Writes what is asked late differently."""
+"""Writes late messages differently."""
 
 
 def answer(text: str, calls: list[str]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def answer(text: str, calls: list[str]) -> dict[str, Any]:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
-    """A conversation that goes on behind an answer, and how many of its messages come up to that."""
+    """A conversation that continues after an answer, and the number of its messages up to that answer."""
     messages = [{"role": "system", "content": draw(TEXT)}] if draw(st.booleans()) else []
     messages.append({"role": "user", "content": draw(TEXT)})
     for _ in range(draw(st.integers(0, 4))):
@@ -121,7 +121,7 @@ def test_what_the_stand_in_offends_is_rendered_whole(tmp_path: Path) -> None:
 def test_of_short_conversations_the_first_are_compared_and_then_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing is compared, an answer that is only text costs one rendering."""
+    """If nothing is compared, an answer of text only costs one rendering."""
     template = template_of(tmp_path, CHATML)
     rendered: list[int] = []
     render = ChatTemplate.render

@@ -12,7 +12,8 @@ STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=3)
 
 
 def expected(text: str, stops: list[str]) -> str:
-    """Up to the stop string that is complete first; of those that end together, the one that begins first."""
+    """Return the text up to the stop string that is complete first; of those that end together, the one that begins
+    first."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:

@@ -247,7 +247,7 @@ def test_arguments_reach_the_template_and_which_it_reads_is_known(tmp_path: Path
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChatTemplate, Tokenizer]:
-    """A template, and the tokenizer that it has."""
+    """A template and its tokenizer."""
     directory = write_model(tmp_path_factory.mktemp("model"))
     return ChatTemplate.load(str(directory)), Tokenizer.from_file(str(directory / "tokenizer.json"))
 
@@ -259,7 +259,8 @@ def test_texts_are_encoded_as_the_tokenizer_encodes_them(shared: tuple[ChatTempl
 
 
 def test_other_threads_go_on_while_a_long_text_is_tokenised(tmp_path: Path) -> None:
-    """The longest pause of a thread beside, as a share of the whole; the best of three, on a busy machine too."""
+    """The test measures the longest pause of another thread as a share of the whole; the best of three, because
+    machines are busy."""
     template = ChatTemplate.load(str(write_model(tmp_path)))
     text = "one two three " * 50_000
     assert min(_pause_beside(lambda: template.encode(text)) for _ in range(3)) < 0.5

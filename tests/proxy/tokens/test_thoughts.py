@@ -1,4 +1,4 @@
-"""Recorded ids are continued whatever the answer holds, as far as the template keeps it."""
+"""Recorded ids are continued whatever the answer contains, as far as the template keeps it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOOLS = tools_of([("look", {"at": "x", "near": True})])
 AGAIN = {"role": "user", "content": "And then?"}
 THINKS = [name for name, family in FAMILIES.items() if family.reasoning]
 STRIPS = {"qwen3", "qwen3_thinking", "r1"}
-"""Templates that leave earlier reasoning out once the user speaks again."""
+"""Templates that leave earlier reasoning out after the next user message."""
 
 
 def conversation(messages: list[dict[str, Any]], **arguments: Any) -> Conversation:
@@ -37,7 +37,7 @@ def conversation(messages: list[dict[str, Any]], **arguments: Any) -> Conversati
 
 
 class Agent:
-    """A client's conversation, and the turns that are recorded of it."""
+    """A client's conversation, and its recorded turns."""
 
     def __init__(self, name: str, *, echoes_reasoning: bool = False, whole: bool = False) -> None:
         self.template = load(name)
@@ -49,7 +49,7 @@ class Agent:
         self.parent: KnownTurn | None = None
 
     def answer(self, thought: str, text: str, calls: int) -> None:
-        """The model answers, in ids that its tokenizer would not choose; the client keeps what it makes of it."""
+        """Record an answer in ids that the tokenizer would not choose; the client keeps the parsed message."""
         prompt = self.template.tail_text(self.plan.input_ids)
         inside = self.format.opens_reasoning(prompt)
         written = f"{thought}\n</think>\n\n" if inside else f"<think>\n{thought}\n</think>\n\n" if thought else ""
@@ -71,7 +71,7 @@ class Agent:
         assert "think>" not in str(self.messages[-1])
 
     def echo(self, events: list[Any]) -> dict[str, Any]:
-        """With arguments and ids written anew."""
+        """Return the message with rewritten arguments and ids."""
         text, calls = text_and_calls(events)
         echoed: dict[str, Any] = {"role": "assistant", "content": text or None}
         if self.echoes_reasoning:
@@ -104,7 +104,7 @@ class Agent:
 
 
 def _tokens(template: ChatTemplate, text: str) -> list[tuple[int, ...]]:
-    """Ids of `text`, character by character but for the markers."""
+    """Return ids of `text`, character by character except for the markers."""
     split: list[str] = []
     while text:
         marker = next((each for each in (*_markers(template), text[0]) if text.startswith(each)), "")
@@ -173,7 +173,7 @@ def test_without_thoughts_the_user_may_speak_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", THINKS)
 def test_a_thought_that_was_cut_off(name: str) -> None:
-    """It never ended, so that a template which strips thoughts must be seen to strip this one."""
+    """It never ended, so the test must show that a template which strips thoughts strips this one."""
     agent = Agent(name)
     agent.answer("", "", 0)
     assert agent.parent is not None

@@ -1,4 +1,4 @@
-"""Records of sessions as they may be, whole and with everything in them."""
+"""Strategies for records of sessions, with every field that they may have."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def sessions(draw: st.DrawFn) -> SessionRecord:
             id=str(new_reward_id()),
             turn=draw(st.none() | st.integers(0, len(of) - 1)) if of else None,
             name=draw(st.sampled_from(["reward", "style"])),
-            value=draw(st.floats(-1e6, 1e6)) + 0.0,  # SQLite keeps no negative zero
+            value=draw(st.floats(-1e6, 1e6)) + 0.0,  # SQLite stores no negative zero
             source="api",
             comment=draw(st.none() | _TEXT),
             after_training=draw(st.booleans()),
@@ -116,7 +116,7 @@ def sessions(draw: st.DrawFn) -> SessionRecord:
 
 
 def comparable(record: SessionRecord) -> dict[str, Any]:
-    """What is equal after a record went into another store and came out again."""
+    """Return the parts of a record that are equal after an export and an import."""
     value: dict[str, Any] = msgspec.to_builtins(record)
     for name in ("session_id", "run", "origin", "attributed_by", "training", "consumed_by", "reward"):
         del value[name]

@@ -1,4 +1,4 @@
-"""Preferences out of a store, and into another one, on both databases."""
+"""Preferences exported from a store and imported into another one, on both databases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.proxy.turns.world import World, open_world
 
 
 async def preferred(world: World, chosen: Any, rejected: Any, **columns: Any) -> str:
-    """Sides are session ids, or (session id, turn id)."""
+    """Record a preference. Sides are session ids, or (session id, turn id)."""
     sides = [side if isinstance(side, tuple) else (side, None) for side in (chosen, rejected)]
     values = {
         "id": new_preference_id(),
@@ -42,7 +42,7 @@ async def preferred(world: World, chosen: Any, rejected: Any, **columns: Any) ->
 
 
 async def tree(world: World) -> tuple[str, list[str]]:
-    """A session of three turns: the second and the third go on from the first."""
+    """Create a session of three turns: the second and the third continue the first."""
     session = await world.session()
     first = await world.turn(session)
     others = [

@@ -1,4 +1,4 @@
-"""Out of one store and into another, on both databases."""
+"""Sessions exported from one store and imported into another, on both databases."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _text(record: SessionRecord) -> str:
 
 
 async def recorded(world: World) -> SessionRecord:
-    """A session of this store, exported."""
+    """Return an exported session of this store."""
     session_id = await world.session()
     first = await world.turn(session_id)
     await world.turn(session_id, parent=first, prefix_tokens=5, prompt_ids=(7,), output_ids=(8, 9))
@@ -163,7 +163,7 @@ async def test_filters(world: World) -> None:
 
 
 async def test_pages_follow_each_other_without_a_gap(world: World) -> None:
-    """Many of one time, so that the order of ids decides where a page ends."""
+    """Many sessions have one time, so the order of ids decides where a page ends."""
     made = [await world.session() for _ in range(40)]
     assert [record.session_id for record in await exported(world)] == sorted(made)
 

@@ -157,8 +157,8 @@ class World:
 
 @asynccontextmanager
 async def open_world(url: str, *, clock: MovedClock | None = None, **settings: Any) -> AsyncIterator[World]:
-    """A world in the migrated database `url` (`tests.database`), which may hold one already. `settings` are those of
-    the run."""
+    """Open a world in the migrated database `url` (`tests.database`), which may already contain one. `settings` are
+    those of the run."""
     clock = clock or MovedClock()
     database = Database(url)
     try:

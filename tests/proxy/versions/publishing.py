@@ -22,7 +22,7 @@ from tests.proxy.turns.world import World
 
 
 def inspector() -> WeightsInspector:
-    """Checks of versions that may be anywhere."""
+    """Return an inspector that accepts versions in any directory."""
     return WeightsInspector(Path("/"))
 
 
@@ -56,7 +56,7 @@ def random_numbers(*shape: int) -> np.ndarray[Any, Any]:
 
 
 def reference(directory: Path, form: WeightsFormat = WeightsFormat.HUGGINGFACE) -> WeightsReference:
-    """What a trainer says of a directory as it is now."""
+    """Return the reference of a directory as a trainer would send it now."""
     contents = {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*.*")}
     weights = b"".join(contents[name] for name in sorted(contents) if name.endswith(".safetensors"))
     return WeightsReference(

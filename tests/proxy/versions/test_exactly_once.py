@@ -41,7 +41,7 @@ PICKS = st.lists(PICK, min_size=1, max_size=2)
 
 
 class Proxy:
-    """A process's services, with memories of their own."""
+    """The services of one process, with caches of their own."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -52,8 +52,8 @@ class Proxy:
 
 
 class TrainingAccounts(RuleBasedStateMachine):
-    """Trainers and clients around a real SQLite file and two proxies on it, either of which may be the one that is
-    asked, and may be replaced at any moment."""
+    """Trainers and clients around a real SQLite file with two proxies on it; each request may go to either, and
+    either may be replaced at any moment."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,15 +65,15 @@ class TrainingAccounts(RuleBasedStateMachine):
         self.groups: list[GroupId] = []
         self.unrewarded: list[SessionId] = []
         self.batches: dict[ClaimId, list[SessionId]] = {}
-        """What trainers were handed, by claim."""
+        """Sessions that trainers received, by claim."""
         self.of_process: dict[str, list[ClaimId]] = {process: [] for process in PROCESSES}
         self.requests: list[CommitRequest] = []
         self.acknowledged: dict[tuple[tuple[ClaimId, ...], str], int] = {}
         self.sessions: list[SessionId] = []
         self.turns: dict[SessionId, list[TurnRecord]] = {}
-        """What was acknowledged, in order."""
+        """Acknowledged turns, in order."""
         self.rewards: dict[str, tuple[FeedbackItem, Receipt]] = {}
-        """By idempotency key."""
+        """Acknowledged rewards by idempotency key."""
         self.latest = self.clock.now
         self.run_(self._start())
 
@@ -93,7 +93,7 @@ class TrainingAccounts(RuleBasedStateMachine):
         self._ask(self.proxies[0])
 
     def _ask(self, proxy: Proxy) -> None:
-        """From now on this one."""
+        """Send further requests to this proxy."""
         self.world, self.claims, self.versions = proxy.world, proxy.claims, proxy.versions
         self.feedback = proxy.feedback
 
@@ -114,7 +114,7 @@ class TrainingAccounts(RuleBasedStateMachine):
         return await self.claims.claim(self.world.run, wish)
 
     async def _commit(self, request: CommitRequest) -> CommitReply | None:
-        """None: refused."""
+        """Commit, and return None if the commit is refused."""
         try:
             return await self.versions.commit(self.world.run, request)
         except Conflict:
@@ -133,8 +133,8 @@ class TrainingAccounts(RuleBasedStateMachine):
         return request
 
     def _picked(self, picks: list[int]) -> list[ClaimId]:
-        """Claims by number. Which trainer of several gets there first is not for the test to say, so nothing that
-        Hypothesis draws may depend on what was claimed."""
+        """Return claims by number. The order in which trainers claim is not determined, so nothing that Hypothesis
+        draws may depend on what was claimed."""
         known = list(self.batches)
         return list(dict.fromkeys(known[pick % len(known)] for pick in picks)) if known else []
 
@@ -164,7 +164,8 @@ class TrainingAccounts(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule(pick=PICK, continues=st.booleans(), repetitions=st.integers(1, 2))
     def turn(self, pick: int, continues: bool, repetitions: int) -> None:
-        """Of a session that may have ended, and been trained, long ago. Recorded again, it is the same turn."""
+        """Record a turn of a session, which may have ended and been trained long ago. A repeated recording is the
+        same turn."""
         session = self.sessions[pick % len(self.sessions)]
         known = self.turns.setdefault(session, [])
         if continues and known:
@@ -186,7 +187,7 @@ class TrainingAccounts(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule(pick=PICK, value=st.sampled_from([0.0, 0.5]), of_turn=st.booleans())
     def another_reward(self, pick: int, value: float, of_turn: bool) -> None:
-        """Early, late or a revision: it does not end the session."""
+        """Post an early, late or revised reward that does not end the session."""
         session = self.sessions[pick % len(self.sessions)]
         known = self.turns[session]
         self._rewarded(
@@ -202,7 +203,7 @@ class TrainingAccounts(RuleBasedStateMachine):
     @precondition(lambda self: self.rewards)
     @rule(pick=PICK)
     def a_reward_whose_answer_was_lost(self, pick: int) -> None:
-        """Posted again, it gets the first answer."""
+        """The reward is posted again and gets the first answer."""
         key = list(self.rewards)[pick % len(self.rewards)]
         item, receipt = self.rewards[key]
         assert self.run_(self.feedback.record(self._customer(), [item])) == [receipt]
@@ -226,7 +227,7 @@ class TrainingAccounts(RuleBasedStateMachine):
 
     @rule(process=st.sampled_from(PROCESSES))
     def a_trainer_is_found_dead(self, process: str) -> None:
-        """Its claims return, and nobody else's."""
+        """Its claims are released, and no other trainer's."""
 
         async def act() -> None:
             released = (await self.claims.release_abandoned(self.world.run, process)).claim_ids
@@ -399,7 +400,7 @@ class TrainingAccounts(RuleBasedStateMachine):
                 assert sessions == set(self.batches[claim_id])
 
     async def _check_turns_and_rewards(self) -> None:
-        """Each is there once, with what was acknowledged."""
+        """Check that each is stored once, with the acknowledged content."""
         stored: dict[str, list[str]] = {session: [] for session in self.sessions}
         for row in await self._query("SELECT id, session_id, ordinal FROM turns ORDER BY session_id, ordinal"):
             assert row.ordinal == len(stored[row.session_id])
@@ -431,7 +432,7 @@ class TrainingAccounts(RuleBasedStateMachine):
 
 
 class PostgresqlAccounts(TrainingAccounts):
-    """The same on PostgreSQL."""
+    """The same test on PostgreSQL."""
 
     def new_database(self) -> str:
         return self.databases.enter_context(postgresql_database())

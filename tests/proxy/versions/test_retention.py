@@ -1,4 +1,4 @@
-"""Old weights make room, and what is still needed never goes."""
+"""Old weights are removed, and weights that are still needed are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def retention(world: World) -> WeightRetention:
 
 
 async def commit_versions(world: World, directory: Path, count: int) -> list[str]:
-    """The uris of versions 1 to `count`; nothing is served but version 0."""
+    """Commit versions 1 to `count` and return their uris; only version 0 is served."""
     claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
     versions = versions_of(world)
     uris = []
@@ -71,7 +71,7 @@ async def test_what_engines_hold_and_the_head_stay(world: World, retention: Weig
 
 
 async def test_what_the_trainer_does_not_name_stays(world: World, retention: WeightRetention, tmp_path: Path) -> None:
-    """It needs some: as parents of optimiser states."""
+    """The trainer needs some of them as parents of optimiser states."""
     uris = await commit_versions(world, tmp_path, 4)
     reply = await retention.prune(world.run, PruneRequest(keep=1, present=(uris[1], "/not/ours")))
     assert reply.remove == (uris[1],)

@@ -1,4 +1,4 @@
-"""Checks of published weights: what is wrong with them is said, and good ones of every kind pass."""
+"""Checks of published weights: errors name the fault, and good weights of every kind pass."""
 
 from __future__ import annotations
 
@@ -281,14 +281,14 @@ async def test_a_check_is_shared_and_made_again_once_a_file_changed(
         await place.check(weights)
     assert read == ["model.safetensors"]
     file = Path(weights.uri) / "model.safetensors"
-    file.write_bytes(file.read_bytes())  # the same, and nobody knows that before it is read
+    file.write_bytes(file.read_bytes())  # the same, and that is known only after reading it
     await place.check(weights)
     assert len(read) == 2
 
 
 async def test_a_check_ends_when_the_proxy_stops(place: Place) -> None:
     weights = place.publish()
-    # Set directly: `aclose` would also end the thread in which this check must find that it is to stop.
+    # Set directly: `aclose` would also end the thread in which this check must notice that it should stop.
     place.inspector._stopping.set()
     with pytest.raises(StorageUnavailable, match="stopping"):
         await place.check(weights)

@@ -305,7 +305,7 @@ async def test_the_sdk_reads_answers_and_streams(world: World) -> None:
 
 
 async def test_a_tool_loop_with_the_sdks_own_echo_is_one_exact_conversation(world: World) -> None:
-    """Send the assistant's content back as the SDK's own objects, after streamed and whole answers in turn."""
+    """The assistant's content is sent back as the SDK's own objects, after streamed and whole answers in turn."""
     world.say(f"I add.\n{CALL}\n{CALL}", f"Once more.\n{CALL}", "It is 84.", "Yes.")
     messages: list[Any] = [USER]
     async with sdk(world) as client:
@@ -372,7 +372,7 @@ async def test_a_prefill_after_a_recorded_turn_preserves_the_turns_tokens(world:
     assert world.template.tokenizer.decode(list(after.input_ids)).endswith("assistant\nYes, I")
 
 
-# The writer alone: what a model's parser tells of thoughts
+# The writer alone: how a model's parser reports thoughts
 
 
 def thoughtful() -> Answer:

@@ -1,4 +1,4 @@
-"""Faults in Anthropic's wire format: errors, clients that leave, requests that are sent again."""
+"""Faults in Anthropic's wire format: errors, clients that disconnect, repeated requests."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_system_is_a_string_or_blocks_and_comes_first(system: Any, expected: lis
 
 
 def test_claude_codes_report_of_itself_is_dropped() -> None:
-    """The block changes with every call, so with it no prompt would extend the one before."""
+    """The block changes with every call, so no prompt would extend the previous one."""
     blocks = [text("x-anthropic-billing-header: cc_version=2.1.330; cch=1a2b3;"), text("Be brief.")]
     assert read_history(blocks, [ASK]).messages[0]["content"] == "Be brief."
 

@@ -18,7 +18,7 @@ from tests.proxy.overview.site import Site, plan_of
 
 
 async def say(site: Site, session: SessionItem, value: float, **values: Any) -> str:
-    """What feedback writes for a session that was trained."""
+    """Write the feedback of a trained session."""
     row: dict[str, Any] = {
         "id": new_reward_id(),
         "run_id": session.run_id,
@@ -149,7 +149,7 @@ async def test_cursors_that_nobody_gave_are_refused(site: Site, run_id: str) -> 
 
 
 async def test_only_indexes_are_walked(site: Site, run_id: str) -> None:
-    """Whatever the ledger is filtered by, SQLite names an index for it."""
+    """Whatever the filter, SQLite uses an index for it."""
     if not str(site.database.url).startswith("sqlite"):
         pytest.skip("SQLite's plans")
     wanted = {

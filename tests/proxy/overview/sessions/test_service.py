@@ -14,7 +14,7 @@ async def test_sessions_come_page_by_page_each_once_newest_first(site: Site, run
     await site.database.commit(
         lambda connection: connection.execute(
             update(SessionRow).values(created_at=NOW // 10 * 10)
-        )  # ties: the id decides
+        )  # equal times: the id decides
     )
     seen: list[SessionItem] = []
     cursor: str | None = None
@@ -88,7 +88,7 @@ async def test_a_list_explains_each_session_as_the_session_itself_does(site: Sit
 async def test_a_filtered_list_is_searched_bit_by_bit(
     site: Site, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No page goes through more than so many sessions, and no match is passed over."""
+    """No page reads more than a bounded number of sessions, and no match is missed."""
     wanted = SessionFilter(training="expired")
     (expected,) = (await site.overview.sessions(run_id, wanted)).sessions
     monkeypatch.setattr("proxy.overview.sessions.repository.SEARCHED", 7)

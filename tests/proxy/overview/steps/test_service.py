@@ -1,4 +1,4 @@
-"""A step explained: its batch with rewards then and now, what it was made with, and its sampled tokens."""
+"""A step explained: its batch with rewards then and now, its inputs, and its sampled tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds in each way of writing calls."""
+"""Properties that hold for every tool-call format."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ HELD = {
     [("hermes", HELD["hermes"], "x"), ("mistral", HELD["mistral"], "x"), ("hermes", "", " ")],
 )
 def test_a_million_characters_one_by_one_take_linear_time(name: str, beginning: str, rest: str) -> None:
-    """To copy or to search what is held with every piece would take minutes."""
+    """Copying or searching all buffered text with every piece would take minutes."""
     told_in = parser(name)
     begun = time.process_time()
     for piece in beginning + rest * 1_000_000:

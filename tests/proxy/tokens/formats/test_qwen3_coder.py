@@ -68,7 +68,7 @@ def test_values_of_unknown_tools_are_text(tools: Any) -> None:
     ],
 )
 def test_the_outer_tags_are_layout(written: str) -> None:
-    """Qwen3-Coder often leaves the first one out."""
+    """Qwen3-Coder often leaves out the first one."""
     text = "I edit.\n\n" + written.replace("{}", function(parameter("line", "3")))
     assert called(text) == ("I edit.", [("edit", {"line": 3})])
     assert called(text + "\nDone.")[0].endswith("\nDone.")

@@ -85,7 +85,7 @@ def test_references_in_circles_end(schema: Any) -> None:
 
 @given(st.text(), st.sampled_from(["string", "integer", "number", "boolean", "null", "object", "array", "any"]))
 def test_any_text_becomes_json(text: str, kind: str) -> None:
-    """And that of a string stays what it is."""
+    """A value of type string stays unchanged."""
     found = value(text, {"type": kind})
     assert found == text or kind != "string"
 
