@@ -19,6 +19,7 @@ from trainer.claims.presence import Presence
 from trainer.config import TrainerSettings
 from trainer.loading import Residents, load_critic, load_learnt, reference_of
 from trainer.loop import TrainingLoop
+from trainer.models.adapters import AdaptedPolicy
 from trainer.models.huggingface import resolve_directory
 from trainer.models.policy import Policy
 from trainer.observe.instruments import Instruments
@@ -46,7 +47,7 @@ class Shared:
     def __init__(self, device: torch.device, changed: Condition | None = None) -> None:
         self.profiler = Profiler(device)
         self.changed = changed
-        self.residents: Residents = {}
+        self.residents = Residents()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ class RunTrainer:
     """One run that can be trained. Closing `ending` releases everything that it holds outside the process."""
 
     name: str
+    weight: float
     loop: TrainingLoop
     model: Policy
     learner: Learner
@@ -138,6 +140,8 @@ def assemble(
     algorithm = bounded(resolve(settings.algorithm), head.max_new_tokens, head.context_length)
     base = resolve_directory(head.base_model)
     model = load_learnt(base, settings, ranks, shared.residents)
+    if isinstance(model, AdaptedPolicy):
+        ending.callback(shared.residents.remove, model)
     reference = reference_of(model, base, settings, ranks) if algorithm.has_reference else None
     critic = load_critic(base, settings, ranks) if algorithm.has_critic else None
     learner = Learner(model, algorithm, settings.optimizer, ranks, reference, critic)
@@ -170,6 +174,7 @@ def assemble(
     )
     return RunTrainer(
         name=name,
+        weight=settings.weight,
         loop=loop,
         model=model,
         learner=learner,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -14,7 +15,7 @@ from trainer.algorithm.logprobs import exact_token_logprobs, token_logprobs
 from trainer.compiling import why_not
 from trainer.config import AdapterSettings, Attention, Packing, PipelineSchedule, Precision, TrainerSettings
 from trainer.errors import ConfigurationError
-from trainer.models.adapters import AdaptedPolicy, Adapters, BasePolicy
+from trainer.models.adapters import AdaptedPolicy, Adapters, BasePolicy, slot_key
 from trainer.models.archon.model import ArchonModel, Block
 from trainer.models.archon.weights import load_archon
 from trainer.models.attention import of_packed_rows
@@ -31,33 +32,67 @@ _Model = TypeVar("_Model", PolicyModel, ValueModel)
 
 _ONLY = "policy"
 
-Residents = dict[tuple[object, ...], Adapters]
-"""Base models that the adapters of several runs of a process share, by their directory and settings."""
+
+class Residents:
+    """Base models that the adapters of several runs of a process share. A base is freed with its last adapter."""
+
+    def __init__(self) -> None:
+        self._bases: dict[tuple[object, ...], Adapters] = {}
+        self._names = count()
+
+    def adapter(self, directory: Path, settings: TrainerSettings, ranks: Ranks) -> AdaptedPolicy:
+        """Return a new adapter over the base model of a directory, which is loaded for the first one. A collective.
+
+        Raises UnsupportedModel, and ConfigurationError if the adapter does not fit the model.
+        """
+        shape = _shape_of(settings)
+        name = f"{_ONLY}{next(self._names)}"
+        key = _base_key(directory, settings, ranks)
+        if key in self._bases:
+            return self._bases[key].add(name, shape, settings.seed)
+        self._bases[key] = load_adapters(directory, settings, ranks, {name: shape})
+        return self._bases[key][name]
+
+    def remove(self, policy: AdaptedPolicy) -> None:
+        """Free an adapter that is no longer trained."""
+        policy.adapters.remove(policy.name)
+        self._bases = {key: base for key, base in self._bases.items() if list(base)}
+
+
+def _base_key(directory: Path, settings: TrainerSettings, ranks: Ranks) -> tuple[object, ...]:
+    """Return everything that a base model in memory depends on. A divided model accepts no slots for adapters of
+    further shapes, so there the shape is part of it."""
+    divided = ranks.size > 1 or settings.offload
+    return (
+        directory.resolve(),
+        settings.precision,
+        settings.head_precision,
+        settings.activation_checkpointing,
+        settings.attention,
+        settings.batch.packing,
+        settings.algorithm.learns_entropy,
+        settings.offload,
+        slot_key(_shape_of(settings)) if divided else None,
+    )
+
+
+def _shape_of(settings: TrainerSettings) -> AdapterSettings:
+    if settings.adapter is None:
+        raise ValueError("these settings have no adapter")
+    return settings.adapter
 
 
 def load_learnt(
     directory: Path, settings: TrainerSettings, ranks: Ranks, residents: Residents | None = None
 ) -> Policy:
-    """Load what a run trains: the whole model of a directory, or a new adapter over it. `residents` is a cache of
-    base models: the adapter's is taken from it, or added to it. A collective.
+    """Load what a run trains: the whole model of a directory, or a new adapter over it, which shares the base model
+    of `residents`. A collective.
 
     Raises UnsupportedModel, and ConfigurationError if the ranks' layout or the adapter does not fit the model.
     """
     if settings.adapter is None:
         return load_trained(directory, settings, ranks)
-    divided = ranks.size > 1 or settings.offload
-    if residents is None or divided:  # a sharded model accepts no further adapters
-        return load_adapters(directory, settings, ranks, {_ONLY: settings.adapter})[_ONLY]
-    key = (
-        directory.resolve(),
-        settings.precision,
-        settings.activation_checkpointing,
-        settings.attention,
-        settings.algorithm.learns_entropy,
-    )
-    if key not in residents:
-        residents[key] = load_adapters(directory, settings, ranks, {})
-    return residents[key].add(f"{_ONLY}{len(list(residents[key]))}", settings.adapter, settings.seed)
+    return (residents or Residents()).adapter(directory, settings, ranks)
 
 
 def load_trained(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:

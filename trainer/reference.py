@@ -13,13 +13,12 @@ from typing import Any
 import structlog
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from trainer.config import ReferenceSettings
 from trainer.errors import WeightsUnusable
 from trainer.models.passes import Rows, Scores
 from trainer.models.policy import Policy
-from trainer.parallel.tensor import like
+from trainer.parallel.tensor import like, local_part
 
 _log = structlog.get_logger("trainer")
 
@@ -97,8 +96,4 @@ class FollowingReference:
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's part of each weight: (reference, policy)."""
         for name, weight in self._policy.named_weights():
-            yield _part(self._weights[name]), _part(weight.detach())
-
-
-def _part(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            yield local_part(self._weights[name]), local_part(weight.detach())

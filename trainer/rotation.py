@@ -74,7 +74,7 @@ class Turns:
         self._ranks = ranks
         self._changed = changed
         self._failed = failed
-        self._share = FairShare([run.name for run in runs])
+        self._share = FairShare({run.name: run.weight for run in runs})
         self._to_resume = {run.name for run in runs}
         for run in runs:
             run.connection.client.patience = PATIENCE

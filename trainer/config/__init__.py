@@ -1,18 +1,20 @@
 """The trainer's configuration: the `[trainer]` section of a run's TOML file.
 
-Precedence: command line > environment (`BASE_RL_TRAINER__SECTION__KEY`) > file > defaults. Unknown keys are refused.
+Precedence: command line > environment (`BASE_RL_TRAINER__SECTION__KEY`) > the run's own settings at the proxy > file >
+defaults. Unknown keys are refused.
 The run's name, the proxy's address and the directories follow the proxy's own sections (`[run] name`, `[server]
 public_url` and `data_dir`) where the trainer's section does not name them. The parts of the algorithm that are not
 given are those of its preset (`trainer/algorithm/presets.py`).
 
-`[trainer.runs.NAME]` sections make one trainer train several runs: each gives the settings in which its run differs.
+`[trainer.runs.NAME]` sections make one trainer train several runs: each gives the settings in which its run differs,
+and takes precedence over all of these.
 """
 
 from proxy.contract.configuration import merge
 from trainer.config.algorithm import AlgorithmSettings, FilterAction, FilterSettings, RewardSettings
 from trainer.config.batch import BatchSettings, Packing
 from trainer.config.layers import parse_assignment
-from trainer.config.loading import load_runs, load_settings
+from trainer.config.loading import Configuration, load_runs, load_settings
 from trainer.config.models import (
     AdapterPublish,
     AdapterSettings,
@@ -58,6 +60,7 @@ __all__ = [
     "AuditSettings",
     "Baseline",
     "BatchSettings",
+    "Configuration",
     "Correction",
     "Denominator",
     "DiskWeights",

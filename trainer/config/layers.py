@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +27,51 @@ SECTION = "trainer"
 RUNS = "runs"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layers:
+    """Settings before they are validated. `below` and `above` are for all runs: those of the file, and those of
+    environment and command line. `runs` are for single runs, by the names of their sections. `named_run` is the run
+    that the trainer's own section names."""
+
+    below: dict[str, Any]
+    above: dict[str, Any]
+    runs: dict[str, Mapping[str, Any]]
+    named_run: str | None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The settings of all runs."""
+        return merge(self.below, self.above)
+
+
 def layered(
     config_file: Path | None, overrides: Mapping[str, Any] | None, environment: Mapping[str, str] | None
-) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]], str | None]:
-    """Return the settings of all runs, the settings of single runs by name, and the run that the trainer's own
-    section names."""
+) -> Layers:
+    """Read the layers of a trainer's configuration. Raises ConfigurationError."""
     environment = os.environ if environment is None else environment
     try:
         file = read_config_file(config_file) if config_file is not None else {}
     except UnreadableConfiguration as error:
         raise ConfigurationError(str(error)) from error
-    values = _followed(file, environment)
     section = file.get(SECTION, {})
     if not isinstance(section, dict):
         raise ConfigurationError(f"{SECTION}: must be a section, [{SECTION}]")
     # Relative paths in a file are relative to it; those of environment and command line to the working directory.
     if config_file is not None:
         section = anchored(section, config_file.absolute().parent)
-    named_run = None
-    for layer in (section, environment_values(environment, SECTION), overrides or {}):
-        values, named_run = merge(values, layer), layer.get("run", named_run)
-    runs = values.pop(RUNS, {})
+    below = merge(_followed(file, environment), section)
+    above = merge(environment_values(environment, SECTION), overrides or {})
+    runs, over = below.pop(RUNS, {}), above.pop(RUNS, {})
+    if isinstance(runs, dict) and isinstance(over, dict):
+        runs = merge(runs, over)
+    elif over:
+        runs = over
     if not isinstance(runs, dict):
         raise ConfigurationError(f"{SECTION}.{RUNS}: write a section for each run, [{SECTION}.{RUNS}.NAME]")
     for name, own in runs.items():
         if not isinstance(own, dict):
             raise ConfigurationError(f"{SECTION}.{RUNS}.{name}: must be a section, [{SECTION}.{RUNS}.{name}]")
-    return values, runs, named_run
+    return Layers(below=below, above=above, runs=runs, named_run=above.get("run", section.get("run")))
 
 
 def parse_assignment(text: str) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import NonNegativeInt, PositiveInt, SecretStr, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, model_validator
 
 from trainer.config.algorithm import AlgorithmSettings
 from trainer.config.batch import BatchSettings
@@ -32,6 +32,7 @@ _NOT_PART_OF_THE_MATHEMATICS = {
     "api_key",
     "run",
     "name",
+    "weight",
     "nproc",
     "threads",
     "log_level",
@@ -72,6 +73,8 @@ class TrainerSettings(Section):
     """Keep weights, gradients and optimiser state in CPU memory, and a layer's weights on the GPU only while it
     computes. AdamW then steps on the CPU."""
     seed: NonNegativeInt = 0
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Of several runs on one trainer: this run's share of the time, in proportion to the weights of the others."""
     nproc: PositiveInt | None = None
     """Processes that train together. None: as many as were started; `base-rl up` and `base-rl train` start the
     number that the layout needs."""

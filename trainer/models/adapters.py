@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from trainer.errors import ConfigurationError, WeightsUnusable
 from trainer.models.huggingface import PolicyModel
 from trainer.models.passes import Passes
 from trainer.models.state_dict import ADAPTER_DIRECTORY, adapter_in, load_weights
-from trainer.parallel.tensor import like
+from trainer.parallel.tensor import like, local_part
 
 _PREFIX = "base_model.model."
 _PARTS = ("lora_A", "lora_B")
@@ -38,7 +39,10 @@ class Adapters:
 
     `adapters[name]` is a policy that is used and trained like a whole model; `base` is the model without an adapter.
     Finish a policy's backward pass before another policy's forward pass, because the model has one active adapter.
-    Add all adapters before the model is divided among ranks.
+
+    Adapters of one shape share a slot in the model: the tensors of the one in use are there, those of the others are
+    set aside. So adapters of a known shape can be added at any time, but a slot only before the model is divided
+    among ranks.
     """
 
     def __init__(self, model: PolicyModel) -> None:
@@ -48,6 +52,7 @@ class Adapters:
         self._peft: Any = None
         self._active: str | None = None
         self._policies: dict[str, AdaptedPolicy] = {}
+        self._slots: dict[tuple[object, ...], _Slot] = {}
 
     def __getitem__(self, name: str) -> AdaptedPolicy:
         return self._policies[name]
@@ -59,12 +64,25 @@ class Adapters:
         """Add an adapter that does not change the model yet: B is zero, and A is drawn from the seed.
 
         Raises ConfigurationError if the model lacks the targets, and ValueError for a name that is taken or cannot be
-        part of a module's name, or for a model that is divided already.
+        part of a module's name, or for a new shape over a model that is divided already.
         """
         if name in self._policies or not name or "." in name or "lora_" in name:
             raise ValueError(f"{name!r} is taken already, or cannot be the name of an adapter")
+        key = slot_key(shape)
+        if key not in self._slots:
+            self._add_slot(name, shape)
+            self._slots[key] = _Slot(name)
+        policy = self._policies[name] = AdaptedPolicy(self, name, shape, seed, self._slots[key])
+        policy.begin_anew()
+        return policy
+
+    def remove(self, name: str) -> None:
+        """Remove an adapter and free its tensors. Its slot remains for others of the same shape."""
+        self._policies.pop(name).vacate()
+
+    def _add_slot(self, name: str, shape: AdapterSettings) -> None:
         if any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
-            raise ValueError("adapters are added before the model is divided among ranks")
+            raise ValueError("slots for adapters are added before the model is divided among ranks")
         from peft import LoraConfig, LoraModel
 
         config = LoraConfig(
@@ -84,12 +102,9 @@ class Adapters:
             self._peft.inject_adapter(inner, name)
             # peft makes every injected adapter trainable; only the active one may be.
             self._peft.set_adapter(self._active)
-        policy = self._policies[name] = AdaptedPolicy(self, name, shape, seed)
-        policy.begin_anew()
-        return policy
 
     def activate(self, name: str) -> None:
-        """Make this adapter the one that the model computes with and whose weights have gradients."""
+        """Make this slot the one that the model computes with and whose weights have gradients."""
         if name != self._active:
             self._peft.set_adapter(name)
             self._active = name
@@ -104,14 +119,14 @@ class Adapters:
             self._peft.enable_adapter_layers()
 
     def named_weights(self, name: str) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield an adapter's parameters under the names that they have in peft's files."""
+        """Yield a slot's parameters under the names that they have in peft's files."""
         endings = tuple(f".{part}.{name}.weight" for part in _PARTS)
         for full, parameter in self.model.inner.named_parameters():
             if full.endswith(endings):
                 yield f"{_PREFIX}{full.removesuffix(f'.{name}.weight')}.weight", parameter
 
     def config(self, name: str) -> dict[str, Any]:
-        """Return peft's configuration of an adapter as JSON values, without the name of the base model."""
+        """Return peft's configuration of a slot as JSON values, without the name of the base model."""
         values = self._peft.peft_config[name].to_dict()
         return {
             **{key: sorted(value) if isinstance(value, set) else value for key, value in values.items()},
@@ -119,7 +134,7 @@ class Adapters:
         }
 
     def drop_out(self, name: str, *, learns: bool) -> None:
-        """Turn the adapter's dropout on for passes that learn, and off for others."""
+        """Turn a slot's dropout on for passes that learn, and off for others."""
         for full, module in self.model.inner.named_modules():
             if full.endswith(f".lora_dropout.{name}"):
                 module.train(learns)
@@ -153,14 +168,38 @@ class Adapters:
         return sorted(shape.targets)
 
 
-class AdaptedPolicy(Passes):
-    """One adapter over the shared base as a policy. Its weights are those of the adapter alone."""
+def slot_key(shape: AdapterSettings) -> tuple[object, ...]:
+    """Return what adapters must have in common to share a slot: everything that their modules are built from."""
+    return shape.rank, shape.alpha, shape.dropout, shape.targets
 
-    def __init__(self, adapters: Adapters, name: str, shape: AdapterSettings, seed: int) -> None:
+
+@dataclass
+class _Slot:
+    """The place of one adapter in the model. Its `tenant` has its tensors there; other adapters wait outside.
+
+    Parameters keep their identity when tenants change, and only their values are exchanged: FSDP gathers from these
+    very tensors, and the optimiser of each adapter refers to them.
+    """
+
+    name: str
+    tenant: AdaptedPolicy | None = None
+
+
+class AdaptedPolicy(Passes):
+    """One adapter over the shared base as a policy. Its weights are those of the adapter alone.
+
+    Every method that uses the weights first exchanges them with those of the slot's tenant. So parameters from
+    `named_weights` are this adapter's until another adapter of the same slot is used.
+    """
+
+    def __init__(self, adapters: Adapters, name: str, shape: AdapterSettings, seed: int, slot: _Slot) -> None:
         self.adapters = adapters
         self.name = name
         self.shape = shape
         self._seed = seed
+        self._slot = slot
+        self._aside: list[Tensor] | None = None
+        """This rank's part of the weights while another adapter has the slot."""
 
     @property
     def packings(self) -> frozenset[Packing]:
@@ -173,21 +212,56 @@ class AdaptedPolicy(Passes):
     @property
     def config(self) -> dict[str, Any]:
         """The content of `adapter_config.json`, without the name of the base model."""
-        return self.adapters.config(self.name)
+        return self.adapters.config(self._slot.name)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """This rank's part of the weights, wherever it is."""
+        if self._aside is not None:
+            return self._aside
+        return [local_part(weight.detach()) for _, weight in self.adapters.named_weights(self._slot.name)]
 
     def parameters(self) -> Iterator[nn.Parameter]:
         for _, parameter in self.named_weights():
             yield parameter
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from self.adapters.named_weights(self.name)
+        self._occupy()
+        yield from self.adapters.named_weights(self._slot.name)
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, Tensor]:
-        self.adapters.activate(self.name)
+        self._occupy()
+        self.adapters.activate(self._slot.name)
         if self.shape.dropout:
-            self.adapters.drop_out(self.name, learns=torch.is_grad_enabled())
+            self.adapters.drop_out(self._slot.name, learns=torch.is_grad_enabled())
         found: tuple[Tensor, Tensor] = self.adapters.model(*inputs)
         return found
+
+    def vacate(self) -> None:
+        """Give up the slot and the weights."""
+        self._aside = None
+        if self._slot.tenant is self:
+            self._slot.tenant = None
+
+    @torch.no_grad()
+    def _occupy(self) -> None:
+        """Put this adapter's tensors into the slot, and set those of the tenant aside."""
+        slot = self._slot
+        if slot.tenant is self:
+            return
+        if slot.tenant is not None:
+            slot.tenant.set_aside()
+        slot.tenant = self
+        if self._aside is not None:
+            aside, self._aside = self._aside, None
+            for place, mine in zip(self.tensors, aside, strict=True):
+                place.copy_(mine)
+
+    def set_aside(self) -> None:
+        """Copy the weights out of the slot, whose gradients are of no use to the next tenant."""
+        self._aside = [part.clone() for part in self.tensors]
+        for _, weight in self.adapters.named_weights(self._slot.name):
+            weight.grad = None
 
     def in_float32(self) -> AbstractContextManager[None]:
         return self.adapters.model.in_float32()

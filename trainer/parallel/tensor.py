@@ -32,6 +32,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that may be sharded, without a copy."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def like(tensor: Tensor, reference: Tensor) -> Tensor:
     """Return the tensor with the dtype, device and sharding of `reference`, which has the same shape. A collective if
     their shardings differ."""

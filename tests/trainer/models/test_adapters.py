@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.trainer.models.archon.divided import elements
 from tests.trainer.tiny import ALONE, GRPO, load_tiny, trajectory, turn
 from trainer.algorithm.advantages import assign
 from trainer.algorithm.parts import Algorithm
@@ -30,7 +33,7 @@ from trainer.config import (
     TrainerSettings,
 )
 from trainer.errors import ConfigurationError, UnsupportedModel
-from trainer.loading import load_adapters, load_learnt, reference_of
+from trainer.loading import Residents, load_adapters, load_learnt, reference_of
 from trainer.models.adapters import AdaptedPolicy, Adapters
 from trainer.update import Learner
 
@@ -250,3 +253,48 @@ def test_an_adapter_can_be_added_later(tiny_model: Path) -> None:
     assert all(".one." in name for name in trainable)
     assert torch.equal(logprobs_of(adapters["one"]).detach(), before)
     assert torch.equal(logprobs_of(adapters["two"]).detach(), logprobs_of(adapters.base).detach())
+
+
+def test_adapters_of_one_shape_share_a_slot_and_change_nothing_of_each_other(tiny_model: Path) -> None:
+    """The tensors of the one that is not in use are set aside, and come back bit for bit."""
+    residents = Residents()
+    one, two, other = (
+        load_learnt(tiny_model, TrainerSettings(seed=seed, adapter=AdapterSettings(rank=rank)), ALONE, residents)
+        for seed, rank in ((1, 2), (2, 2), (3, 4))
+    )
+    assert isinstance(one, AdaptedPolicy)
+    assert isinstance(two, AdaptedPolicy)
+    assert isinstance(other, AdaptedPolicy)
+    assert one.adapters.model is two.adapters.model is other.adapters.model
+    base = sum(weight.numel() for weight in load_tiny(tiny_model).parameters())
+    sizes = [sum(tensor.numel() for tensor in policy.tensors) for policy in (one, two, other)]
+    assert elements([one, two, other]) == base + sum(sizes)
+
+    learners = [Learner(policy, GRPO, OptimizerSettings(learning_rate=1e-2), ALONE) for policy in (one, two)]
+    randomise(two)
+    before, scored = [tensor.clone() for tensor in two.tensors], logprobs_of(two).detach()
+    assert learners[0].update(batch_of(GRPO)).stepped
+    assert all(torch.equal(tensor, was) for tensor, was in zip(two.tensors, before, strict=True))
+    assert torch.equal(logprobs_of(two).detach(), scored)
+    alone = load_learnt(tiny_model, TrainerSettings(seed=1, adapter=AdapterSettings(rank=2)), ALONE)
+    Learner(alone, GRPO, OptimizerSettings(learning_rate=1e-2), ALONE).update(batch_of(GRPO))
+    for (name, weight), (_, wanted) in zip(one.named_weights(), alone.named_weights(), strict=True):
+        assert torch.equal(weight, wanted), name
+
+
+def test_a_base_is_freed_with_its_last_adapter(tiny_model: Path) -> None:
+    residents, settings = Residents(), TrainerSettings(adapter=AdapterSettings(rank=2))
+    one, two = (residents.adapter(tiny_model, settings, ALONE) for _ in range(2))
+    randomise(two)
+    kept = logprobs_of(two).detach()
+    residents.remove(one)
+    assert torch.equal(logprobs_of(two).detach(), kept)
+    third = residents.adapter(tiny_model, settings, ALONE)
+    assert third.adapters is two.adapters
+    assert torch.equal(logprobs_of(two).detach(), kept)
+    model = weakref.ref(two.adapters.model)
+    residents.remove(two)
+    residents.remove(third)
+    del one, two, third
+    gc.collect()
+    assert model() is None

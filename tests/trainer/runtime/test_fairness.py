@@ -20,8 +20,8 @@ TURNS = st.lists(st.tuples(SOME, SOME, SECONDS), max_size=60)
 
 
 def play(turns: Sequence[Turn], share: FairShare | None = None) -> list[tuple[str | None, float]]:
-    """Return the run that was chosen at each turn, with its seconds."""
-    share = share or FairShare(RUNS)
+    """Return the run that was chosen at each turn, with its seconds. Without a `share`, all weights are equal."""
+    share = share or equal()
     course: list[tuple[str | None, float]] = []
     for ready, undecided, seconds in turns:
         chosen = share.choose(ready, undecided - ready)
@@ -29,6 +29,10 @@ def play(turns: Sequence[Turn], share: FairShare | None = None) -> list[tuple[st
             share.spend(chosen, seconds)
         course.append((chosen, seconds))
     return course
+
+
+def equal() -> FairShare:
+    return FairShare(dict.fromkeys(RUNS, 1.0))
 
 
 def had(run: str, course: Sequence[tuple[str | None, float]]) -> float:
@@ -47,11 +51,40 @@ def test_two_runs_that_are_always_ready_differ_by_at_most_a_step(turns: list[Tur
         assert abs(had("a", done) - had("b", done)) <= longest(done, "a", "b") + 1e-9
 
 
+@given(TURNS, st.tuples(*[st.floats(min_value=0.01, max_value=100.0)] * len(RUNS)))
+def test_two_runs_that_are_always_ready_share_time_by_weight(
+    turns: list[Turn], weights: tuple[float, ...]
+) -> None:
+    """Their seconds per weight are within the longest step per weight of each other, whatever the others do."""
+    by_run = dict(zip(RUNS, weights, strict=True))
+    course = play(
+        [(ready | {"a", "b"}, undecided, seconds) for ready, undecided, seconds in turns], FairShare(by_run)
+    )
+    for end in range(len(course) + 1):
+        done = course[:end]
+        shares = [had(run, done) / by_run[run] for run in "ab"]
+        bound = max(longest(done, run) / by_run[run] for run in "ab")
+        assert abs(shares[0] - shares[1]) <= bound + 1e-9 * (1 + sum(shares))
+
+
+def test_a_run_of_twice_the_weight_has_twice_the_turns() -> None:
+    course = play([(frozenset("ab"), frozenset(), 1.0)] * 9, FairShare({"a": 2.0, "b": 1.0}))
+    assert (had("a", course), had("b", course)) == (6.0, 3.0)
+
+
+def test_a_run_that_joins_later_has_no_credit() -> None:
+    share = FairShare({"a": 1.0})
+    play([(frozenset("a"), frozenset(), 50.0)] * 3, share)
+    share.join("late", 1.0)
+    course = play([(frozenset({"a", "late"}), frozenset(), 10.0)] * 20, share)
+    assert abs(had("late", course) - had("a", course)) <= 50.0
+
+
 @given(TURNS, TURNS)
 def test_a_run_that_was_idle_has_no_credit(before: list[Turn], after: list[Turn]) -> None:
     """Over any period in which both are ready, their times differ by at most a step, whatever happened before: a run
     that was idle for long does not catch up."""
-    share = FairShare(RUNS)
+    share = equal()
     earlier = play([(ready - {"b"}, undecided - {"b"}, seconds) for ready, undecided, seconds in before], share)
     course = play([(ready | {"a", "b"}, undecided, seconds) for ready, undecided, seconds in after], share)
     for end in range(len(course) + 1):
@@ -75,7 +108,7 @@ def test_only_an_undecided_run_that_would_be_first_is_waited_for(
     asked -= ready
 
     def choice(ready: frozenset[str], undecided: frozenset[str]) -> str | None:
-        share = FairShare(RUNS)
+        share = equal()
         play(turns, share)
         return share.choose(ready, undecided)
 
@@ -89,6 +122,6 @@ def test_equal_times_take_turns() -> None:
 
 
 def test_a_run_that_ended_is_never_chosen() -> None:
-    share = FairShare(RUNS)
+    share = equal()
     share.leave("a")
     assert [chosen for chosen, _ in play([(frozenset("bcd"), frozenset(), 1.0)] * 3, share)] == ["b", "c", "d"]

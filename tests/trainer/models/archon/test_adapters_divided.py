@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.trainer.models.archon.divided import divided
+from tests.trainer.models.archon.divided import divided, sharing
 from tests.trainer.models.archon.shapes import save_random
-from tests.trainer.models.archon.steps import compare, settings_of, two_updates
+from tests.trainer.models.archon.steps import ALGORITHM, compare, settings_of, two_updates
 from tests.trainer.models.archon.together import together
 from tests.trainer.tiny import ALONE
+from trainer.loading import load_trained
 
 pytestmark = [pytest.mark.archon, pytest.mark.timeout(900)]
 
@@ -44,3 +46,24 @@ def test_two_updates_with_offloaded_shards_equal_those_of_one_process(
     wanted = two_updates(tmp_path, settings, ALONE)
     assert wanted is not None
     compare(together(2, divided, tmp_path, offloaded), wanted)
+
+
+def test_runs_on_several_ranks_share_one_base_and_train_as_alone(tmp_path: Path) -> None:
+    """Two ranks hold one sharded base and three adapters. While one adapter is trained, the tensors and the
+    optimiser states of the others stay as they are, bit for bit."""
+    save_random(tmp_path, "qwen3")
+    kinds: list[dict[str, Any]] = [
+        {"seed": 1},
+        {"seed": 2},
+        {"seed": 3, "algorithm": {**ALGORITHM, "kl_coefficient": 0.0}},
+    ]
+    configured = [settings_of(backend="fsdp", adapter={"rank": 3, "alpha": 6}, **kind) for kind in kinds]
+    found = together(2, sharing, tmp_path, configured)
+    for shared, alone in zip(found["shared"], found["alone"], strict=True):
+        assert shared.keys() == alone.keys()
+        for name, weight in shared.items():
+            torch.testing.assert_close(weight, alone[name], atol=1e-6, rtol=0, msg=name)
+    assert not torch.equal(*(next(iter(each.values())) for each in found["shared"][:2]))
+    assert found["held"] == found["held_alone"] + 2 * found["adapter"]
+    base = sum(weight.numel() for weight in load_trained(tmp_path, settings_of(backend="fsdp"), ALONE).parameters())
+    assert found["held_alone"] - found["adapter"] == pytest.approx(base / 2, rel=0.01)
