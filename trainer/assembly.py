@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from threading import Condition
@@ -83,20 +84,26 @@ def begin(
     process: str,
     shared: Shared,
     patience: float | None = None,
+    resolve: Callable[[Head], TrainerSettings] | None = None,
 ) -> RunTrainer:
     """Return a run that is ready to resume from its head. It is announced to other trainers on this machine, and the
     claims of dead ones have been given back.
 
-    `patience` bounds in seconds how long its proxy and its teacher are waited for. A collective; raises TrainerError
-    on every rank, after everything has been closed again.
+    `settings` say how to reach the proxy, and `resolve` returns the complete settings once the head is known; without
+    it, `settings` are complete. `patience` bounds in seconds how long its proxy and its teacher are waited for. A
+    collective; raises TrainerError on every rank, after everything has been closed again.
     """
     ending = ExitStack()
     with ExitStack() as undone:
         undone.callback(ending.close)
         client = ProxyClient(settings.proxy_url, settings.api_key.get_secret_value(), settings.run)
+        # Closed here as well, because the head may be refused before `connect` takes the client over.
+        ending.callback(client.close)
         client.patience = patience
-        connection = connect(client, settings, process, ending)
         head = ranks.from_first(client.head)
+        if resolve is not None:
+            settings = resolve(head)
+        connection = connect(client, settings, process, ending)
         connection.accepted.check(head)
         presence = Presence(settings.weights.directory / head.run_id / ".trainers", process)
         ending.callback(presence.leave)

@@ -12,6 +12,7 @@ TrainerError
 ├── MemoryExhausted      a step does not fit into memory, however it is divided; the message says what to do
 ├── RanksStartAgain      a step does not fit into a rank's memory; its launcher starts all ranks once more
 ├── ProxyRefused         the proxy answered and will answer the same again: key, run or request are wrong
+│   └── RunArchived      the run was archived, and is not trained until it is unarchived
 ├── ProxySilent          a request that is not retried, or was for as long as one may wait, got no answer
 └── Superseded           what the trainer was working on is no longer its own; it reloads the head and goes on
     ├── HeadMoved        the run's head is another version than the one trained from
@@ -67,6 +68,10 @@ class RanksStartAgain(TrainerError):
 
 
 class ProxyRefused(TrainerError):
+    pass
+
+
+class RunArchived(ProxyRefused):
     pass
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import httpx
+import msgspec
 import structlog
 
 from proxy.contract import claim as wire
@@ -28,7 +29,8 @@ from proxy.contract.claim import (
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.policy import Head, PruneReply, PruneRequest
 from proxy.contract.replay import StepBatch
-from trainer.errors import ClaimLost, HeadMoved, ProxyRefused, ProxySilent, TrainerError
+from proxy.contract.states import RunState
+from trainer.errors import ClaimLost, HeadMoved, ProxyRefused, ProxySilent, RunArchived, TrainerError
 
 # Seconds. Pauses double from the first to the longest, so that a proxy that restarts is not flooded.
 _FIRST_PAUSE = 0.2
@@ -196,12 +198,61 @@ class ProxyClient:
         raise _refusal(answer, f"{method} {path}", self._run)
 
 
-def _refusal(answer: httpx.Response, request: str, run: str) -> TrainerError:
+class RunLister:
+    """Lists the runs of a proxy, for an admin key or a trainer key. Safe to close from another thread."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.pause = pause
+        self._http = httpx.Client(
+            base_url=f"{url.rstrip('/')}/api/v1",
+            headers={"authorization": f"Bearer {api_key}"},
+            timeout=httpx.Timeout(_ANSWER_TIMEOUT, connect=5.0),
+            transport=transport,
+        )
+
+    def active(self) -> tuple[str, ...]:
+        """Return the names of the active runs, oldest first, in one attempt. Raises ProxySilent or ProxyRefused."""
+        try:
+            answer = self._http.get("/runs")
+        # The client may be closed between two requests, which httpx reports as a RuntimeError.
+        except (httpx.TransportError, RuntimeError) as error:
+            raise ProxySilent(f"{self._http.base_url}: {error or type(error).__name__}") from error
+        if not answer.is_success:
+            raise _refusal(answer, "GET /runs", None)
+        try:
+            found = msgspec.json.decode(answer.content, type=_RunList)
+        except ValueError as error:
+            raise ProxyRefused(f"GET /runs: the answer is not a list of runs: {error}") from error
+        return tuple(run.name for run in found.runs if run.state == RunState.ACTIVE)
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class _ListedRun(msgspec.Struct, frozen=True):
+    name: str
+    state: str
+
+
+class _RunList(msgspec.Struct, frozen=True):
+    runs: tuple[_ListedRun, ...]
+
+
+def _refusal(answer: httpx.Response, request: str, run: str | None) -> TrainerError:
     said = f"{request} answered {answer.status_code}: {_message_of(answer)}"
     if answer.status_code == httpx.codes.CONFLICT:
         return ClaimLost(said)
     if answer.status_code >= 500 or answer.status_code in {408, 425, 429}:
         return ProxySilent(said)
+    if answer.status_code == httpx.codes.GONE:
+        return RunArchived(said)
     return ProxyRefused(f"{said}{_remedy(answer.status_code, run)}")
 
 
@@ -220,9 +271,12 @@ def _message_of(answer: httpx.Response) -> str:
         return answer.text[:200]
 
 
-def _remedy(status: int, run: str) -> str:
+def _remedy(status: int, run: str | None) -> str:
+    """Return what to change after a refusal of a request about a run, or about all runs (None)."""
     if status == httpx.codes.UNAUTHORIZED:
         return " (trainer.api_key is not a key of this proxy)"
+    if status == httpx.codes.FORBIDDEN and run is None:
+        return " (trainer.api_key is neither an admin key nor a trainer key for every run)"
     if status == httpx.codes.FORBIDDEN:
         return f" (trainer.api_key is not a trainer key of run {run!r})"
     if status == httpx.codes.NOT_FOUND:

@@ -35,6 +35,12 @@ def train(
             " [run] name."
         ),
     ] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES", help='Names with commas between them, or "all": every active run of the proxy.'
+        ),
+    ] = None,
     proxy: Annotated[
         str | None, typer.Option(metavar="URL", help="Address of the proxy; default: the one of --data-dir.")
     ] = None,
@@ -77,13 +83,14 @@ def train(
     and give a trainer key of the run: `BASE_RL_TRAINER__API_KEY=… base-rl train --proxy https://…`. Weights are
     written where proxy and engine read them under the same path (`[trainer.weights] directory`).
     """
-    arguments = _arguments(config, run or [], proxy, layout, nproc, assignments or [], profile=profile)
+    arguments = _arguments(config, run or [], runs or [], proxy, layout, nproc, assignments or [], profile=profile)
     finish(lambda: _train(config, data_dir, arguments, dry_run=dry_run))
 
 
 def _arguments(
     config: Path | None,
-    runs: Sequence[str],
+    single: Sequence[str],
+    lists: Sequence[str],
     proxy: str | None,
     layout: str | None,
     nproc: int | None,
@@ -94,8 +101,9 @@ def _arguments(
     """Return the arguments of `python -m trainer`. An option of its own takes precedence over `--set` of the same
     key."""
     arguments = ["--config", str(config.resolve())] if config is not None else []
-    for run in runs:
-        arguments += ["--run", run]
+    for option, names in (("--run", single), ("--runs", lists)):
+        for name in names:
+            arguments += [option, name]
     for key, value in (("proxy_url", proxy), ("layout", layout), ("nproc", nproc)):
         assignments = [*assignments, f"{key}={value}"] if value is not None else assignments
     for assignment in assignments:

@@ -1,6 +1,6 @@
 """Runs over HTTP, under /api/v1. An admin key may do everything; a run key may read its own run.
 
-GET    /api/v1/runs                        {"runs": [RunSummary…]}; with a run key, its own
+GET    /api/v1/runs                        {"runs": [RunSummary…]}; with the key of one run, its own
 POST   /api/v1/runs                        {"name", "model", "settings"?} → 201 RunDetail
 GET    /api/v1/runs/{run}                  RunDetail: RunSummary and "settings"; {run} is a name or an id
 PATCH  /api/v1/runs/{run}                  {"settings": merge patch} → RunDetail
@@ -86,8 +86,9 @@ class ClonedRunBody(BaseModel):
 
 @router.get("/runs")
 async def runs(who: Who, overview: Overview) -> Response:
-    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
-    if who.kind is PrincipalKind.RUN:
+    """Return all runs; for a key of one run, that run alone."""
+    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.TRAINER)
+    if who.run_id is not None:
         return json_answer(RunList(runs=(await overview.run(str(who.run_id)),)))
     return json_answer(await overview.runs())
 

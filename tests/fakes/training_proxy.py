@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import httpx
 import msgspec
@@ -73,9 +74,12 @@ class TrainingProxy:
     lose_answers: int = 0
     refuse_to_prune: bool = False
     is_deleted: bool = False
+    is_archived: bool = False
     engine: EngineReading | None = None
     formats: tuple[WeightsFormat, ...] | None = None
     max_new_tokens: int | None = None
+    weights_kind: str = "full"
+    trainer: dict[str, Any] = field(default_factory=dict)
     before_commit: Callable[[], None] = lambda: None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -98,6 +102,8 @@ class TrainingProxy:
             weights=self.weights,
             formats=self.formats,
             max_new_tokens=self.max_new_tokens,
+            weights_kind=self.weights_kind,
+            trainer=self.trainer,
         )
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 110.0) -> None:
@@ -118,6 +124,8 @@ class TrainingProxy:
         match = _PATH.fullmatch(path)
         if match is None or self.is_deleted:
             return _error(404, "no such run")
+        if self.is_archived:
+            return _error(410, "the run is archived")
         with self.changed:
             if self.outage > 0:
                 self.outage -= 1

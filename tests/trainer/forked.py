@@ -18,7 +18,7 @@ _IMPORTED = [
     "torch.distributed.fsdp",
     "trainer.__main__",
     "trainer.models.archon.dividing",
-    "trainer.rotation",
+    "trainer.rotation.training",
     "trainer.train.command",
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",

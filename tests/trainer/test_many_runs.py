@@ -24,7 +24,9 @@ from tests.trainer.test_loop import random_groups
 from tests.trainer.tiny import ALONE, settings
 from trainer.__main__ import main
 from trainer.assembly import RunTrainer, Shared, begin
-from trainer.rotation import Turns
+from trainer.proxy_client import ProxyClient
+from trainer.rotation.roster import Roster
+from trainer.rotation.turns import Turns
 
 CHANGES: dict[str, dict[str, Any]] = {
     RUN: {"api_key": ADMIN},
@@ -54,13 +56,16 @@ def train(proxy: RealProxy, *names: str) -> dict[str, str]:
             ending.callback(runs[-1].ending.close)
         torch.set_flush_denormal(True)
         ending.callback(torch.set_flush_denormal, False)
+        begun = {run.name: run for run in runs}
+        clients = {run.name: ProxyClient(proxy.url, ADMIN, run.name) for run in runs}
         if len(runs) == 1:
             runs[0].loop.resume()
             for _ in range(3):
                 runs[0].loop.step()
         else:
+            roster = Roster([run.name for run in runs], lambda name: clients[name], changed)
             with pytest.raises(Enough):
-                _WatchedTurns(runs, changed).run()
+                _WatchedTurns(roster, lambda name, _patience: begun[name], ALONE, changed, {}).run()
             health = {run["name"]: run["trainer"] for run in proxy.health()["runs"]}
             assert health == dict.fromkeys(names, "active")
         assert proxy.problems() == []
@@ -72,12 +77,10 @@ def train(proxy: RealProxy, *names: str) -> dict[str, str]:
 class _WatchedTurns(Turns):
     """Turns that end the trainer when every run has made three versions."""
 
-    def __init__(self, runs: list[RunTrainer], changed: Condition) -> None:
-        super().__init__(runs, ALONE, changed, {})
-
-    def _next(self) -> int:
-        # The order of runs is private: stopping between two turns is needed by this test alone.
-        if not self._to_resume and all(run.loop.head.version == 3 for run in self._runs):
+    def _next(self) -> Any:
+        # The runs are private: stopping between two turns is needed by this test alone.
+        is_complete = len(self._runs) == len(CHANGES) and not self._to_resume
+        if is_complete and all(run.loop.head.version == 3 for run in self._runs.values()):
             raise Enough
         return super()._next()
 

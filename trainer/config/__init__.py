@@ -1,6 +1,6 @@
 """The trainer's configuration: the `[trainer]` section of a run's TOML file.
 
-Precedence: command line > environment (`BASE_RL_TRAINER__SECTION__KEY`) > the run's own settings at the proxy > file >
+Precedence: command line > environment (`BASE_RL_TRAINER__SECTION__KEY`) > the run's settings at its proxy > file >
 defaults. Unknown keys are refused.
 The run's name, the proxy's address and the directories follow the proxy's own sections (`[run] name`, `[server]
 public_url` and `data_dir`) where the trainer's section does not name them. The parts of the algorithm that are not

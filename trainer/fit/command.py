@@ -27,7 +27,7 @@ import structlog
 from proxy.contract.step import Fit
 from proxy.contract.visible import visible
 from trainer import log
-from trainer.config import TrainerSettings, load_settings
+from trainer.config import Configuration, TrainerSettings
 from trainer.errors import ConfigurationError, HeadMoved, TrainerError
 from trainer.fit.options import KTO, RATES, REWARD_MODEL, SFT, check, overrides_of, parse
 from trainer.observe.metrics.sinks import check_installed
@@ -49,10 +49,11 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         check(options)
-        settings = load_settings(options.config, overrides_of(options))
+        configuration = Configuration(options.config, overrides_of(options))
+        settings = configuration.alone()
         check_installed(settings.metrics.sinks)
         log.configure(settings.log_level)
-        outcome = _fit(options, settings)
+        outcome = _fit(options, settings, configuration)
     except KeyboardInterrupt:
         sys.stderr.write("ended by a signal: nothing was made\n")
         return INTERRUPTED
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, Any]:
+def _fit(options: argparse.Namespace, settings: TrainerSettings, configuration: Configuration) -> dict[str, Any]:
     """Fit, and return the result for people and for programs.
 
     torch is imported here, because it reads its number of threads when it is imported.
@@ -90,15 +91,16 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, An
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     rate = RATES[options.kind] if options.learning_rate is None else options.learning_rate
-    settings = settings.model_copy(
-        update={"optimizer": settings.optimizer.model_copy(update={"learning_rate": rate})}
-    )
     with ExitStack() as ending:
         client = ProxyClient(settings.proxy_url, settings.api_key.get_secret_value(), settings.run)
         ending.callback(client.close)
         ranks = join(settings.device, offload=settings.offload)
         ending.callback(ranks.leave)
         head = client.head()
+        settings = configuration.alone(head)
+        settings = settings.model_copy(
+            update={"optimizer": settings.optimizer.model_copy(update={"learning_rate": rate})}
+        )
         base = resolve_directory(head.base_model)
         seed = settings.seed + head.version
         if options.kind == REWARD_MODEL:

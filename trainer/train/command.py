@@ -1,5 +1,5 @@
-"""`python -m trainer --config FILE [--run NAME]… [--proxy URL] [--set SECTION.KEY=VALUE]… [--profile]
-[--dry-run]` trains runs until it is ended.
+"""`python -m trainer --config FILE [--run NAME]… [--runs NAMES|all] [--proxy URL] [--set SECTION.KEY=VALUE]…
+[--profile] [--dry-run]` trains runs until it is ended.
 
 `base-rl train` starts as many processes as configured (`trainer/launch.py`), and so does torchrun:
 `torchrun --nproc-per-node 2 -m trainer --config FILE`. There, write `--set run=NAME` for `--run NAME`, which torchrun
@@ -21,41 +21,83 @@ from typing import Any
 
 import structlog
 
+from proxy.contract.policy import Head
 from proxy.contract.visible import visible
 from trainer import log
 from trainer.algorithm.contradictions import check_reference, check_teacher
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.presets import warnings as algorithm_warnings
-from trainer.config import TrainerSettings, load_runs, merge, parse_assignment
+from trainer.config import Configuration, TrainerSettings, merge, parse_assignment
 from trainer.errors import ConfigurationError
 from trainer.observe.metrics.sinks import check_directories, check_installed
 from trainer.parallel.layout import layout_of
+from trainer.rotation.plan import Plan
 from trainer.train.dry_run import resolved
 from trainer.train.process import decide_threads, rank, report_end, run
+
+ALL = "all"
+"""The value of `--runs` that stands for all active runs of the proxy."""
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
-        runs = load_runs(options.config, _overrides(options), only=options.run)
-        if options.profile:
-            runs = {name: _profiled(settings) for name, settings in runs.items()}
-        for name, settings in runs.items():
-            _check(settings, name if len(runs) > 1 else None)
-        check_directories([settings.metrics for settings in runs.values()])
+        plan = _plan(options)
+        several = plan.takes_turns
+        configured = plan.runs or {plan.process.run: plan.process}
+        for name, settings in configured.items():
+            _check(settings, name if several else None)
+        check_directories([settings.metrics for settings in configured.values()])
     except ConfigurationError as error:
         sys.stderr.write(f"{visible(str(error))}\n")
         return report_end(error)
-    warnings = [(name, each) for name, settings in runs.items() for each in algorithm_warnings(settings.algorithm)]
+    warnings = [
+        (name, each) for name, settings in configured.items() for each in algorithm_warnings(settings.algorithm)
+    ]
     if options.dry_run:
         for _, each in warnings:
             sys.stderr.write(f"warning: {visible(each)}\n")
-        sys.stdout.write(f"{json.dumps(resolved(runs), indent=2)}\n")
+        values = resolved(configured)
+        sys.stdout.write(f"{json.dumps({**values, 'run': None} if plan.follows else values, indent=2)}\n")
         return 0
-    log.configure(next(iter(runs.values())).log_level)
+    log.configure(plan.process.log_level)
     for name, each in warnings if rank() == 0 else ():
         structlog.get_logger("trainer").warning("a part of the algorithm cannot act", run=name, reason=each)
-    return run(runs)
+    return run(plan)
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    """Return what the options ask for. Raises ConfigurationError."""
+    configuration = Configuration(options.config, _overrides(options))
+    profiled = _profiled if options.profile else lambda settings: settings
+    names, follows = _chosen(options)
+    runs = {} if follows else {name: profiled(each) for name, each in configuration.runs(names).items()}
+
+    def resolved_with(name: str, head: Head) -> TrainerSettings:
+        settings = profiled(configuration.of_run(name, head))
+        # Settings that nobody has checked before a model is loaded: those of a run that came later, or of a table.
+        if settings != runs.get(name):
+            _check(settings, name)
+        return settings
+
+    return Plan(
+        runs=runs,
+        process=next(iter(runs.values()), None) or profiled(configuration.alone()),
+        follows=follows,
+        settings=lambda name: profiled(configuration.of_run(name)),
+        resolved=resolved_with,
+    )
+
+
+def _chosen(options: argparse.Namespace) -> tuple[list[str], bool]:
+    """Return the runs that the options name, and whether they ask for all active ones. Raises ConfigurationError."""
+    names = [*options.run, *(name.strip() for text in options.runs for name in text.split(","))]
+    if "" in names:
+        raise ConfigurationError('--runs: write names with commas between them, or "all"')
+    follows = ALL in names[len(options.run) :]
+    if follows and len(names) > 1:
+        raise ConfigurationError(f"--runs all stands for every active run of the proxy; remove {', '.join(names)}")
+    return ([], True) if follows else (list(dict.fromkeys(names)), False)
 
 
 def _profiled(settings: TrainerSettings) -> TrainerSettings:
@@ -99,6 +141,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, help="the run's TOML file; its [trainer] section is read")
     parser.add_argument(
         "--run", action="append", default=[], help="name of the run to train (trainer.run); several: in fair turns"
+    )
+    parser.add_argument(
+        "--runs",
+        action="append",
+        default=[],
+        metavar="NAMES",
+        help='names of several runs with commas between them, or "all": all active runs of the proxy',
     )
     parser.add_argument("--proxy", metavar="URL", help="address of the proxy (trainer.proxy_url)")
     parser.add_argument(

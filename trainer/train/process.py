@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import FrameType
 
 import structlog
@@ -13,6 +14,7 @@ import structlog
 from trainer.config import TrainerSettings
 from trainer.errors import ConfigurationError, RanksStartAgain, TrainerError
 from trainer.parallel.layout import layout_of
+from trainer.rotation.plan import Plan
 from trainer.runtime.restarts import STATUS, EndReport, Restarts, end_with_launcher
 
 
@@ -20,13 +22,13 @@ class Interrupted(BaseException):
     """A signal asked the process to end. Not an Exception, so that no handler of errors catches it."""
 
 
-def run(runs: Mapping[str, TrainerSettings]) -> int:
-    """Train the runs until the end and return the exit status."""
+def run(plan: Plan) -> int:
+    """Train the runs of the plan until the end and return the exit status."""
     failed: dict[str, TrainerError] = {}
     try:
         _listen()
         end_with_launcher()
-        train(runs, failed)
+        train(plan, failed)
     except Interrupted:
         structlog.get_logger("trainer").info("ended by a signal")
     except TrainerError as error:
@@ -81,32 +83,34 @@ def _status(errors: Sequence[TrainerError]) -> int:
     return 2 if all(isinstance(error, ConfigurationError) for error in errors) else 1
 
 
-def train(runs: Mapping[str, TrainerSettings], failed: dict[str, TrainerError]) -> None:
+def train(plan: Plan, failed: dict[str, TrainerError]) -> None:
     """Train until a signal. If one of several runs cannot go on, add its error to `failed` and train the others.
 
     torch is imported here, because it reads its number of threads when it is imported.
     """
-    settings = next(iter(runs.values()))
-    _check_processes(runs)
+    settings = plan.process
+    configured = [settings, *plan.runs.values()]
+    _check_processes(configured)
     decide_threads(settings.threads)
     import torch
 
     from trainer.assembly import Shared, begin
     from trainer.claims.presence import new_process_name
     from trainer.parallel.mesh import join
-    from trainer.rotation import train_in_turns
+    from trainer.rotation.training import train_in_turns
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     process = new_process_name()
     with ExitStack() as ending:
-        ranks = join(settings.device, offload=any(each.offload for each in runs.values()))
+        ranks = join(settings.device, offload=any(each.offload for each in configured))
         ending.callback(ranks.leave)
         ending.push(_report_error)
-        if len(runs) > 1:
-            train_in_turns(runs, ranks, process, failed)
+        if plan.takes_turns:
+            train_in_turns(plan, ranks, process, failed)
             return
-        alone = begin(settings.run, settings, ranks, process, Shared(ranks.device))
+        resolve = partial(plan.resolved, next(iter(plan.runs)))
+        alone = begin(settings.run, settings, ranks, process, Shared(ranks.device), resolve=resolve)
         ending.callback(alone.ending.close)
         alone.loop.run()
 
@@ -117,10 +121,10 @@ def decide_threads(threads: int | None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
-def _check_processes(runs: Mapping[str, TrainerSettings]) -> None:
+def _check_processes(runs: Sequence[TrainerSettings]) -> None:
     """Raise ConfigurationError if the number of processes is not the configured one."""
     there = int(os.environ.get("WORLD_SIZE", "1"))
-    for settings in runs.values():
+    for settings in runs:
         if settings.nproc is not None and settings.nproc != there:
             raise ConfigurationError(
                 f"trainer.nproc is {settings.nproc}, and {there} {'process was' if there == 1 else 'processes were'}"

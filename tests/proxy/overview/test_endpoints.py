@@ -77,6 +77,14 @@ async def test_a_run_key_sees_sessions_and_turns_of_its_run_only(site: Site, run
     assert [run["name"] for run in runs] == ["other"]
 
 
+async def test_a_trainer_key_lists_the_runs_that_it_may_train(site: Site, run_id: str) -> None:
+    await add_run(site.database, name="other")
+    for own, names in ((run_id, ["calculator"]), (None, ["calculator", "other"])):
+        key = await site.key(PrincipalKind.TRAINER, own)
+        runs = (await site.client.get("/api/v1/runs", headers=key)).json()["runs"]
+        assert [(run["name"], run["state"]) for run in runs] == [(name, "active") for name in names]
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

@@ -52,9 +52,7 @@ def test_two_runs_that_are_always_ready_differ_by_at_most_a_step(turns: list[Tur
 
 
 @given(TURNS, st.tuples(*[st.floats(min_value=0.01, max_value=100.0)] * len(RUNS)))
-def test_two_runs_that_are_always_ready_share_time_by_weight(
-    turns: list[Turn], weights: tuple[float, ...]
-) -> None:
+def test_two_runs_that_are_always_ready_share_time_by_weight(turns: list[Turn], weights: tuple[float, ...]) -> None:
     """Their seconds per weight are within the longest step per weight of each other, whatever the others do."""
     by_run = dict(zip(RUNS, weights, strict=True))
     course = play(

@@ -19,18 +19,25 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from proxy.contract.trajectory import TrajectoryGroup
-from tests.fakes.training_proxy import TrainingProxy
+from tests.fakes.training_proxy import KEY, RUN, TrainingProxy
 from tests.trainer.conftest import Start
 from tests.trainer.observe.documented import documented_metrics
 from tests.trainer.observe.test_instruments import PHASES, ranges
 from tests.trainer.test_loop import random_groups
 from tests.trainer.tiny import ALONE, InProcess, build, settings
-from trainer import rotation as turns
-from trainer.assembly import Shared
+from trainer.assembly import RunTrainer, Shared
 from trainer.claims import leases
 from trainer.errors import ProxyRefused, TrainerError, WeightsUnusable
 from trainer.models.adapters import AdaptedPolicy
-from trainer.rotation import Turns
+from trainer.proxy_client import ProxyClient
+from trainer.rotation import turns
+from trainer.rotation.roster import Roster
+from trainer.rotation.turns import Turns
+
+
+def moment(_seconds: float) -> None:
+    """Let other threads work instead of pausing."""
+    time.sleep(0.001)
 
 
 class Enough(BaseException):
@@ -45,11 +52,12 @@ class Together:
         self.shared = Shared(torch.device("cpu"), self.changed)
         self.failed: dict[str, TrainerError] = {}
         self.runs: dict[str, InProcess] = {}
+        self.proxies: dict[str, TrainingProxy] = {}
         self.made: list[str] = []
 
     def add(self, name: str, proxy: TrainingProxy, directory: Path, **changes: Any) -> InProcess:
         run = build(proxy, settings(directory, run=name, **changes), self.shared)
-        self.runs[name] = run
+        self.runs[name], self.proxies[name] = run, proxy
         earlier = proxy.before_commit
 
         def note() -> None:
@@ -58,6 +66,13 @@ class Together:
 
         proxy.before_commit = note
         return run
+
+    def connect(self, name: str) -> ProxyClient:
+        """Return a client that waits for the proxy of a run."""
+        return ProxyClient("http://proxy", KEY, RUN, transport=self.proxies[name].transport(), pause=moment)
+
+    def begin(self, name: str, _patience: float) -> RunTrainer:
+        return self.runs[name].parts
 
     def train(self, until: Callable[[], bool] | None = None) -> None:
         """Train until the condition holds for the steps so far; None: until all runs have ended."""
@@ -71,7 +86,8 @@ class Together:
                 return head
 
             run.loop.versions.make = checked  # type: ignore[method-assign, assignment]
-        course = Turns([run.parts for run in self.runs.values()], ALONE, self.changed, self.failed)
+        roster = Roster(self.runs, self.connect, self.changed)
+        course = Turns(roster, self.begin, ALONE, self.changed, self.failed)
         if until is None:
             course.run()
             return
@@ -252,7 +268,7 @@ def test_a_proxy_that_is_down_delays_other_runs_only_briefly(
 
     away.before_commit = fall
     run = together.add("away", away, tmp_path / "away")
-    run.parts.connection.client.pause = lambda _: time.sleep(0.01)
+    run.parts.connection.client.pause = moment
     together.add("well", well, tmp_path / "well")
     with capture_logs(processors=[merge_contextvars]) as logs:
         together.train(lambda: len(away.consumed) == 20)
