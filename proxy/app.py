@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
@@ -36,6 +36,8 @@ from proxy.overview import run_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.retention import endpoints as keeping_endpoints
 from proxy.services import Services, build_services
+from proxy.serving.configured import FIRST_ENGINE
+from proxy.serving.member import EngineSpec
 from proxy.sessions import endpoints as session_endpoints
 from proxy.settings import ConfigurationError, ServerSettings, Settings, opentelemetry_is_set_up
 from proxy.steps import endpoints as step_endpoints
@@ -59,9 +61,9 @@ class Application(FastAPI):
     services: Services
     startup_error: ConfigurationError | StoreUnavailable | None = None
 
-    def __init__(self, settings: Settings, engine: Engine | None, clock: Clock) -> None:
+    def __init__(self, settings: Settings, engines: Mapping[str, Engine], clock: Clock) -> None:
         self.settings = settings
-        self._engine = engine
+        self._engines = engines
         self._clock = clock
         self._activity = EngineActivity()
         self.metrics = Metrics(self._activity)
@@ -94,11 +96,9 @@ class Application(FastAPI):
         Raises ConfigurationError and StoreUnavailable, and records either in `startup_error`.
         """
         try:
-            engine = self._engine or SglangEngine(str(self.settings.engine.url), self.settings.engine)
-            stack.push_async_callback(engine.aclose)
             self.services = await build_services(
                 self.settings,
-                engine=engine,
+                make_engine=self._make_engine,
                 metrics=self.metrics,
                 activity=self._activity,
                 clock=self._clock,
@@ -109,6 +109,9 @@ class Application(FastAPI):
         except (ConfigurationError, StoreUnavailable) as error:
             self.startup_error = error
             raise
+
+    def _make_engine(self, spec: EngineSpec) -> Engine:
+        return self._engines.get(spec.name) or SglangEngine(spec.url, self.settings.engine)
 
     def begin_stop(self) -> None:
         """End event streams and the claims of trainers that wait for trajectories: they would keep their connections
@@ -132,14 +135,18 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
     Raises ConfigurationError without an engine's address. The start raises it for a wrong model, run or database, and
     StoreUnavailable for a database that does not answer.
     """
-    if engine is None and settings.engine.url is None:
+    if engine is not None:
+        address = settings.engine.model_copy(update={"url": engine.name})
+        settings = settings.model_copy(update={"engine": address})
+    elif settings.engine.url is None and not settings.engines:
         raise ConfigurationError(
             "engine.url: no engine is named; set it to the address of an SGLang server (in the file or as "
-            "BASE_RL_ENGINE__URL), or use `base-rl up`, which starts an engine and fills it in"
+            "BASE_RL_ENGINE__URL), add an [engines.NAME] table, or use `base-rl up`, which starts an engine and "
+            "fills it in"
         )
     for run in settings.declared_runs:
         check_tool_parser(run.tool_parser)
-    app = Application(settings, engine, clock)
+    app = Application(settings, {} if engine is None else {FIRST_ENGINE: engine}, clock)
     errors.install(app)
     model_calls = (chat_endpoints.router, messages_endpoints.router, responses_endpoints.router)
     for router in (

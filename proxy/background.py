@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from proxy.engines.watch import EngineWatch
 from proxy.errors import StoreUnavailable
 from proxy.http.descriptors import CHECK_SECONDS, DescriptorWatch
 from proxy.log import logger
@@ -25,15 +24,10 @@ _LOG = logger(__name__)
 async def start_background(services: Services, stack: AsyncExitStack) -> None:
     """Start every background task; `stack` stops them in reverse, and ends the model calls in flight among them."""
     await stack.enter_async_context(_repeated("overview", REFRESH_SECONDS, services.overview.refresh_figures))
-    await stack.enter_async_context(_running("swaps", services.swaps.run_forever()))
-    engine_settings = services.settings.engine
-    watch = EngineWatch(
-        services.engine,
-        interval_seconds=engine_settings.health_interval_seconds,
-        patience_seconds=engine_settings.health_timeout_seconds,
-        changed=services.swaps.recheck_engine,
-    )
-    await stack.enter_async_context(_running("engine watch", watch.run_forever()))
+    services.engines.start()
+    stack.push_async_callback(services.engines.stop)
+    placing_seconds = services.settings.engine.health_interval_seconds
+    await stack.enter_async_context(_repeated("placing", placing_seconds, services.engines.refresh))
     # Calls that still generate are recorded on the way out, so this comes before the engine's tasks stop.
     stack.push_async_callback(services.calls.aclose)
     await stack.enter_async_context(_repeated("erasures", _ERASURES_SECONDS, services.erasing.poll_marks))

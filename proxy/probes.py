@@ -29,9 +29,10 @@ async def healthz() -> JSONResponse:
 
 @router.get("/readyz", openapi_extra={"responses": {"503": {"description": "What is missing."}}})
 async def readyz(request: Request) -> JSONResponse:
-    """Answer 200 if a model call would be served now: the store takes writes, and the engine is up and has a version
-    of the run. Otherwise 503, and `missing` names what is absent. Where calls are served while the store is away,
-    `unrecorded` has the reason."""
+    """Answer 200 if model calls of at least one run would be served now: the store takes writes, and an engine is up
+    and has a version of the run. Otherwise 503, and `missing` names what is absent; the health view lists the runs
+    that are not served. `serving_version` is that of the first configured run. Where calls are served while the store
+    is away, `unrecorded` has the reason."""
     services = service(request, Services)
     missing: dict[str, str] = {}
     unrecorded: dict[str, str] = {}
@@ -42,10 +43,9 @@ async def readyz(request: Request) -> JSONResponse:
             unrecorded["unrecorded"] = error.message
         else:
             missing["store"] = error.message
-    if not services.swaps.engine_ready:
-        unknown = "the engine does not answer, or does not hold a version of this run yet"
-        missing["engine"] = services.swaps.engine_problem or unknown
-    serving = services.swaps.serving(services.served.run.id)
+    if (problem := services.engines.problem) is not None:
+        missing["engine"] = problem
+    serving = services.engines.serving(services.served.first_run.id)
     answer = {"ready": not missing, "missing": missing, "serving_version": serving, **unrecorded}
     return JSONResponse(answer, 503 if missing else 200)
 

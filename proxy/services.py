@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 
@@ -23,10 +24,12 @@ from proxy.retention.erasing import EraseService
 from proxy.retention.retention import RetentionService
 from proxy.runs.asking import AskedBatches
 from proxy.runs.management import RunManagement
-from proxy.runs.served import ServedRun
+from proxy.runs.served import ServedRuns
 from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
-from proxy.serving.reconciler import SwapController
+from proxy.serving.configured import engine_specs
+from proxy.serving.member import EngineSpec
+from proxy.serving.pool import EnginePool
 from proxy.sessions.service import SessionService
 from proxy.settings import EngineKind, Settings
 from proxy.startup import begin_other_runs, begin_run, open_database, prepare_data_dir
@@ -44,7 +47,6 @@ class Services:
 
     settings: Settings
     metrics: Metrics
-    engine: Engine
     database: Database
     signals: Signals
     credentials: Credentials
@@ -52,7 +54,7 @@ class Services:
     runs: RunDirectory
     run_switch: RunSwitch
     run_management: RunManagement
-    served: ServedRun
+    served: ServedRuns
     sessions: SessionService
     feedback: FeedbackService
     claims: ClaimService
@@ -62,7 +64,7 @@ class Services:
     transfer: TransferService
     erasing: EraseService
     retention: RetentionService
-    swaps: SwapController
+    engines: EnginePool
     calls: CallService
     overview: OverviewService
 
@@ -73,7 +75,7 @@ class Services:
 async def build_services(
     settings: Settings,
     *,
-    engine: Engine,
+    make_engine: Callable[[EngineSpec], Engine],
     metrics: Metrics,
     activity: EngineActivity,
     clock: Clock,
@@ -101,39 +103,43 @@ async def build_services(
     stack.push_async_callback(inspector.aclose)
     erasing = EraseService(database, runs, credentials, signals, clock, observer=metrics)
     faults = EngineFaults(clock)
-    swaps = SwapController(
+    engines = EnginePool(
+        specs=engine_specs(settings),
+        make_engine=make_engine,
+        settings=settings.engine,
         database=database,
-        engine=engine,
+        runs=runs,
         signals=signals,
         clock=clock,
-        run=run,
         inspector=inspector,
-        health_interval_seconds=settings.engine.health_interval_seconds,
+        activity=activity,
+        declared=[declared.name for declared in settings.declared_runs],
         observer=metrics,
     )
+    stack.push_async_callback(engines.aclose)
     calls = CallService(
         settings=settings,
         runs=runs,
         sessions=sessions,
         trajectories=TrajectoryStore(database=database, clock=clock, signals=signals),
-        swaps=swaps,
+        swaps=engines,
         clock=clock,
         observer=metrics,
         limits=limits,
-        activity=activity,
         faults=faults,
     )
-    runtime = await calls.runtimes.load(run)  # Loaded now: a model that cannot be loaded must end the start.
+    await calls.runtimes.load(run)  # now: a model that cannot be loaded must end the start
     await begin_other_runs(settings, runs, calls.runtimes.check)
+    await engines.refresh()
     signals.erasures.listen(calls.forget)
     signals.requested_erasures.listen(calls.forget_texts)
     overview = OverviewService(
         database=database,
         clock=clock,
         signals=signals,
-        swaps=swaps,
+        engines=engines,
         data_dir=settings.server.data_dir,
-        token_text=runtime.template.readable_token,
+        token_text=calls.token_text,
         faults=faults,
         asked=asked,
         has_weights=settings.engine.kind != EngineKind.SCRIPTED,
@@ -143,7 +149,6 @@ async def build_services(
     return Services(
         settings=settings,
         metrics=metrics,
-        engine=engine,
         database=database,
         signals=signals,
         credentials=credentials,
@@ -158,7 +163,12 @@ async def build_services(
             check=calls.runtimes.check,
             apply_rules=feedback.apply_changed_rules,
         ),
-        served=ServedRun(run=run, context_length=runtime.context_length, weight_formats=swaps.formats),
+        served=ServedRuns(
+            first_run=run,
+            is_placed=engines.is_placed,
+            context_length=calls.context_length,
+            weight_formats=engines.formats,
+        ),
         sessions=sessions,
         feedback=feedback,
         claims=ClaimService(database=database, clock=clock, signals=signals, activity=activity, asked=asked),
@@ -170,7 +180,7 @@ async def build_services(
         ),
         erasing=erasing,
         retention=RetentionService(database, runs, erasing, clock),
-        swaps=swaps,
+        engines=engines,
         calls=calls,
         overview=overview,
     )

@@ -18,6 +18,7 @@ from proxy.calls.constraints import place_of
 from proxy.clock import Clock
 from proxy.contract.turn import TurnState
 from proxy.engines.faults import EngineFaults
+from proxy.engines.place import EnginePlace
 from proxy.engines.protocol import Engine, EngineChunk, EngineFinish, GenerateRequest
 from proxy.errors import (
     BaseRlError,
@@ -54,24 +55,28 @@ class Generation:
         head: StreamHead,
         captures: Sequence[Capture],
         *,
-        engine: Engine,
-        slots: asyncio.Semaphore,
+        place: EnginePlace,
+        another_place: Callable[[EnginePlace], EnginePlace | None],
         clock: Clock,
         record: Record,
         vacate: Callable[[], Awaitable[object]] | None,
         faults: EngineFaults,
         vocabulary_size: int,
-        engine_lost: Callable[[], None],
+        engine_lost: Callable[[Engine], None],
         ended: Callable[[Generation], None],
     ) -> None:
+        """`another_place` finds an engine for a call whose own is down; `engine_lost` reports that one."""
         self.head = head
         self.call = captures[0].plan.call
         self.abandoned = False
         self.answer: Answer | None = None
         """The answer once it is recorded. None for a generation that failed."""
         self._captures = tuple(captures)
-        self._engine = engine
-        self._slots = slots
+        self._place = place
+        self._another_place = another_place
+        self._has_moved = False
+        self._outstanding_tokens = sum(_outstanding_tokens(capture) for capture in captures)
+        place.begin(self._outstanding_tokens)
         self._clock = clock
         self._record = record
         self._vacate = vacate
@@ -179,9 +184,10 @@ class Generation:
             return await self._generate_all()
         except BaseRlError as error:
             if isinstance(error, EngineUnavailable):
-                self._engine_lost()  # now, and not at the next health check: the next calls need not fail as well
+                # Now, and not at the next health check: the next calls need not fail as well.
+                self._engine_lost(self._place.engine)
             if isinstance(error, InvalidEngineReply):
-                self._faults.note(self._engine.name, error.reason)
+                self._faults.note(self._place.engine.name, error.reason)
             await self._record_failure(error)
             raise
 
@@ -195,9 +201,10 @@ class Generation:
         ]
         if not begun:
             return
-        _LOG.warning("generation failed", turn=self.head.turn_id, engine=self._engine.name, error=error.message)
+        engine = self._place.engine.name
+        _LOG.warning("generation failed", turn=self.head.turn_id, engine=engine, error=error.message)
         for capture in begun:
-            capture.failure = f"{error.message} (engine {self._engine.name})"
+            capture.failure = f"{error.message} (engine {engine})"
         await self._record([(capture, TurnState.FAILED) for capture in begun])
         self._has_recorded = True
 
@@ -218,6 +225,36 @@ class Generation:
         return [task.result() for task in tasks]
 
     async def _generate(self, capture: Capture) -> TurnState:
+        """Generate a choice; if the engine is down, once more on another one that serves the run."""
+        place = self._place
+        try:
+            return await self._generate_at(place, capture)
+        except EngineUnavailable:
+            other = self._move_from(place)
+            if other is None:
+                raise
+        return await self._generate_at(other, capture)
+
+    def _move_from(self, lost: EnginePlace) -> EnginePlace | None:
+        """Move the call from an engine that is down to another; None if there is none, or if the call may not move.
+
+        Only a call without any token moves: the client may have received those that there are, and another engine
+        would generate others.
+        """
+        if self.abandoned or any(capture.token_count for capture in self._captures):
+            return None
+        if self._place is not lost:  # another choice of this call was here first
+            return self._place
+        other = None if self._has_moved else self._another_place(lost)
+        if other is not None:
+            self._has_moved = True
+            self._engine_lost(lost.engine)
+            lost.end(self._outstanding_tokens)
+            other.begin(self._outstanding_tokens)
+            self._place = other
+        return other
+
+    async def _generate_at(self, place: EnginePlace, capture: Capture) -> TurnState:
         plan = capture.plan
         request = GenerateRequest(
             request_id=plan.turn_id,
@@ -230,18 +267,18 @@ class Generation:
         limit, satisfied = asyncio.timeout(None), False
         self._limits.append(limit)
         try:
-            async with limit, self._slots:
+            async with limit, place.load.slots:
                 if self.abandoned:  # while it waited for a slot
                     return TurnState.TRUNCATED
                 self._started.add(plan.turn_id)
-                generated = cast("AsyncGenerator[EngineChunk, None]", self._engine.generate(request))
+                generated = cast("AsyncGenerator[EngineChunk, None]", place.engine.generate(request))
                 async with aclosing(generated) as chunks:
                     async for chunk in chunks:
                         self._show(capture.feed(chunk, self._clock()))
                         if plan.watched and capture.satisfied and not satisfied and capture.finish is None:
                             satisfied = True
                             with suppress(BaseRlError):  # without the abort, the generation ends at its bound
-                                await self._engine.abort(plan.turn_id)
+                                await place.engine.abort(plan.turn_id)
         except UnsupportedParameter as error:
             raise UnsupportedParameter(error.message, param=place_of(plan.call)) from error
         except TimeoutError:
@@ -265,13 +302,14 @@ class Generation:
     def _after(self, task: asyncio.Task[Answer]) -> None:
         if not task.cancelled():
             task.exception()  # asyncio logs it as never retrieved if nobody waits for the answer
+        self._place.end(self._outstanding_tokens)
         self._wake_reader()
         self._ended(self)
 
     async def _abort(self) -> None:
         for turn_id in sorted(self._started):
             with suppress(BaseRlError):  # without the abort, the generation ends by itself or by its time limit
-                await self._engine.abort(turn_id)
+                await self._place.engine.abort(turn_id)
 
 
 def _leaves(errors: BaseExceptionGroup[BaseRlError]) -> Iterator[BaseRlError]:
@@ -294,3 +332,9 @@ async def _done_within(waiter: asyncio.Future[None], patience: float) -> None:
 def _wake(waiter: asyncio.Future[None], *_: object) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+def _outstanding_tokens(capture: Capture) -> int:
+    """Return how many tokens a choice may come to: those of its prompt, and the new ones that it is allowed."""
+    plan = capture.plan
+    return len(plan.prompt.plan.input_ids) + plan.sampling.max_new_tokens

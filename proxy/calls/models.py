@@ -12,6 +12,7 @@ from proxy.auth.service import Principal
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
 from proxy.contract.states import RunState
+from proxy.engines.place import EnginePlace
 from proxy.engines.protocol import Engine
 from proxy.errors import EngineUnavailable, ModelNotFound, RunArchived, StoreUnavailable
 from proxy.runs.service import RunDirectory, RunView
@@ -21,29 +22,33 @@ _FRESH_SECONDS = 1.0
 
 
 class ServingVersions(Protocol):
-    """The serving side: engines and the versions that they hold (`serving.reconciler.SwapController`)."""
-
-    @property
-    def engine_ready(self) -> bool: ...
+    """The serving side: engines and the versions that they hold (`proxy.serving`)."""
 
     def serving(self, run_id: RunId) -> int | None:
-        """Return the version of the run that its engine holds now; None while there is none."""
+        """Return the version of the run that new calls are answered with; None while no engine serves the run."""
         ...
 
-    def engine_of(self, run_id: RunId) -> Engine:
-        """Return the engine that generates for the run."""
+    def find_place(self, run_id: RunId, session_id: str | None = None) -> EnginePlace | None:
+        """Return the engine for the session's next call; None while no engine serves the run."""
         ...
 
-    def recheck_engine(self) -> None:
+    def another_place(self, run_id: RunId, lost: EnginePlace) -> EnginePlace | None:
+        """Return another engine that serves the run; None if there is none."""
+        ...
+
+    def unserved_reason(self, run: RunView) -> str:
+        """Return why no engine serves the run now, and what to do."""
+        ...
+
+    def recheck_engine(self, engine: Engine) -> None:
         """Ask the engine at once which version it holds, because a call has lost its connection."""
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, the version that serves it now, and the engine that holds this version."""
+    """A run and the version that serves it now."""
 
     run: RunView
     version: int
-    engine: Engine
 
 
 class ModelCatalog:
@@ -71,7 +76,7 @@ class ModelCatalog:
         return await self._read(principal.run_id) if run is None else run
 
     def served(self, run: RunView, name: str) -> ServedModel:
-        """Return the version and the engine that answer for `run` now, if `name` means them.
+        """Return the version that answers for `run` now, if `name` means it.
 
         Raise ModelNotFound for another name, EngineUnavailable while no engine serves the run, RunArchived.
         """
@@ -79,12 +84,22 @@ class ModelCatalog:
             raise RunArchived(run.name)
         # Asked for every call, and not remembered with the run's row: a swap must reach the next call.
         version = self._swaps.serving(run.id)
-        if not self._swaps.engine_ready or version is None:
+        if version is None:
             # A wrong name is a 404 even while the engine is down: waiting would not help that client.
             _check_name(run, name, run.serving_version)
-            raise EngineUnavailable(f"no engine serves the run {run.name!r} now", retry_after=2.0)
+            raise self._unserved(run)
         _check_name(run, name, version)
-        return ServedModel(run=run, version=version, engine=self._swaps.engine_of(run.id))
+        return ServedModel(run=run, version=version)
+
+    def place(self, run: RunView, session_id: str) -> EnginePlace:
+        """Return the engine for the session's next call. Raise EngineUnavailable while none serves the run."""
+        place = self._swaps.find_place(run.id, session_id)
+        if place is None:  # lost since the call began
+            raise self._unserved(run)
+        return place
+
+    def _unserved(self, run: RunView) -> EngineUnavailable:
+        return EngineUnavailable(self._swaps.unserved_reason(run), retry_after=2.0)
 
     async def visible_to(self, principal: Principal) -> list[RunView]:
         """Return the runs that the key may list, without archived ones: its own, or all for a key that belongs to

@@ -13,7 +13,7 @@ A dialect's endpoint makes the steps in this order:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,13 +37,11 @@ from proxy.calls.replay import Replayed, ReplayIndex, RequestMarks
 from proxy.calls.runtime import LoadTemplate, ModelRuntime, RunModel, Runtimes
 from proxy.calls.sampling import changes
 from proxy.clock import Clock
-from proxy.engines.activity import EngineActivity, EngineSlots
 from proxy.engines.faults import EngineFaults
-from proxy.engines.protocol import Engine
-from proxy.errors import BaseRlError, RateLimited, StoreUnavailable
+from proxy.errors import BaseRlError, NotFound, RateLimited, StoreUnavailable, Unavailable
 from proxy.http.workers import Workers
 from proxy.limits.service import RunLimits
-from proxy.runs.service import RunDirectory
+from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import (
     AttributedBy,
     SessionContext,
@@ -88,15 +86,13 @@ class CallService:
         clock: Clock,
         observer: TurnObserver | None = None,
         limits: RunLimits | None = None,
-        activity: EngineActivity | None = None,
         faults: EngineFaults | None = None,
         load_template: LoadTemplate = ChatTemplate.load,
     ) -> None:
-        """Without `limits`, runs' limits are not enforced. `activity` counts generations, `faults` invalid replies.
-        `load_template` is for tests."""
+        """Without `limits`, runs' limits are not enforced. `faults` counts invalid replies. `load_template` is for
+        tests."""
         self.bounds = settings.requests
         self._serves_unrecorded = settings.database.when_unavailable == "serve"
-        self._most_at_engine = settings.engine.max_concurrency
         self._workers = Workers(self.bounds.threads)
         self._bodies = BodyReader(self.bounds, self._workers)
         self.models = ModelCatalog(runs, swaps, clock, outlives_store=self._serves_unrecorded)
@@ -111,13 +107,11 @@ class CallService:
         self.running: set[Generation] = set()
         """Calls that still generate, or commit."""
         self._swaps = swaps
+        self._runs = runs
         self._sessions = sessions
         self._limits = limits
         self._clock = clock
         self._faults = faults or EngineFaults(clock)
-        self._activity = activity or EngineActivity()
-        self._slots: dict[str, EngineSlots] = {}
-        """By the engine's name: the bound on concurrency is each engine's own."""
         self._replays = ReplayIndex(clock, trajectories)
         self._recorder = TurnRecorder(
             trajectories, sessions, clock, observer, serves_unrecorded=self._serves_unrecorded
@@ -143,9 +137,11 @@ class CallService:
         """Return the call without the options that the model or its engine ignores, and with a warning for each."""
         if call.calls_allowed and not model.runtime.choices.reads_calls:
             call = call.warned((_TEXT_CALLS,))
-        if call.sampling.seed is not None and not await self._swaps.engine_of(model.run.id).draws_by_seed():
-            unseeded = msgspec.structs.replace(call.sampling, seed=None)
-            call = msgspec.structs.replace(call, sampling=unseeded).warned((_UNUSED_SEED,))
+        if call.sampling.seed is not None:
+            place = self._swaps.find_place(model.run.id)
+            if place is not None and not await place.engine.draws_by_seed():
+                unseeded = msgspec.structs.replace(call.sampling, seed=None)
+                call = msgspec.structs.replace(call, sampling=unseeded).warned((_UNUSED_SEED,))
         return call
 
     async def begin(
@@ -177,6 +173,20 @@ class CallService:
         """Count the tokens of the call's prompt, as the first of its session. Nothing is generated or recorded."""
         self.models.served(model.run, call.model)
         return await model.runtime.prompts.count(call)
+
+    async def context_length(self, run: RunView) -> int | None:
+        """Return the context length of the run's model in tokens; None if the model cannot be loaded."""
+        try:
+            return (await self.runtimes.of(run)).context_length
+        except Unavailable:
+            return None
+
+    async def token_text(self, run_id: str) -> Callable[[int], str] | None:
+        """Return what decodes the run's tokens one by one; None if its model cannot be loaded."""
+        try:
+            return (await self.runtimes.of(await self._runs.by_id(run_id))).template.readable_token
+        except (NotFound, Unavailable):
+            return None
 
     def forget(self, session_ids: Collection[str]) -> None:
         """Forget the answers of erased sessions, and abort what still generates in them."""
@@ -308,7 +318,7 @@ class CallService:
         promised: PromisedAnswer | None,
     ) -> Generation:
         """Start the generation, which commits its turns at its end (`TurnRecorder.record`)."""
-        call, runtime, run, engine = new.call, new.runtime, new.served.run, new.served.engine
+        call, runtime, run = new.call, new.runtime, new.served.run
         planned = partial(runtime.choices.plans, call, run, context.session, prompts, promised)
         plans = await self._workers.run(planned) if call.is_large else planned()
         context = msgspec.structs.replace(context, warnings=_warnings(call, context, plans))
@@ -319,8 +329,8 @@ class CallService:
         generation = Generation(
             head,
             [Capture(plan, runtime.decoder, output) for plan in plans],
-            engine=engine,
-            slots=self._slots_of(engine),
+            place=self.models.place(run, context.session.id),
+            another_place=partial(self._swaps.another_place, run.id),
             clock=self._clock,
             record=partial(self._recorder.record, context),
             vacate=partial(self._vacate, context.session) if context.unrecorded is None else None,
@@ -355,12 +365,6 @@ class CallService:
             self._workers.trim_soon()
         self.running.discard(generation)
         self._replays.finished(generation)
-
-    def _slots_of(self, engine: Engine) -> EngineSlots:
-        slots = self._slots.get(engine.name)
-        if slots is None:
-            slots = self._slots[engine.name] = EngineSlots(self._most_at_engine, self._activity)
-        return slots
 
 
 def _understood(

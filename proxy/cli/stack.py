@@ -9,10 +9,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -187,15 +188,7 @@ def _parts(
     tells_metrics: bool,
     seed: int | None,
 ) -> list[Part]:
-    parts = []
-    engine_url = settings.engine.url
-    if settings.engine.kind in tuple(EngineKind):
-        port = random_free_port("127.0.0.1")
-        plan = _engine_plan(settings, port=port, seed=seed)
-        engine_url = plan.url
-        parts.append(Part(name=ENGINE, argv=plan.argv, env=plan.env, stop_seconds=_ENGINE_STOP_S))
-    elif engine_url is None:
-        engine_url = settings.engine.kind
+    parts, engine_urls = _engines(settings, seed=seed)
     resolved = settings.model_copy(
         update={
             "server": settings.server.model_copy(
@@ -204,7 +197,9 @@ def _parts(
                     "stop_grace_seconds": _grace_seconds(settings.server),
                 }
             ),
-            "engine": settings.engine.model_copy(update={"url": engine_url}),
+            "engine": settings.engine.model_copy(
+                update={"url": engine_urls[0], "replica_urls": tuple(engine_urls[1:])}
+            ),
         }
     )
     config = ("--config", str(config_file.resolve())) if config_file is not None else ()
@@ -235,6 +230,29 @@ def _parts(
             )
         )
     return parts
+
+
+def _engines(settings: Settings, *, seed: int | None) -> tuple[list[Part], list[str]]:
+    """Return the engines to start, and the addresses of all engines of `[engine]`, the first one first."""
+    engine = settings.engine
+    if engine.kind not in tuple(EngineKind):
+        return [], [engine.url or engine.kind, *engine.replica_urls]
+    parts: list[Part] = []
+    urls: list[str] = []
+    while len(parts) < engine.replicas:
+        plan = _engine_plan(settings, port=_unused_port(urls), seed=seed)
+        name = ENGINE if not parts else f"{ENGINE}-{len(parts) + 1}"
+        parts.append(Part(name=name, argv=plan.argv, env=plan.env, stop_seconds=_ENGINE_STOP_S))
+        urls.append(plan.url)
+    return parts, urls
+
+
+def _unused_port(urls: Sequence[str]) -> int:
+    """Return a free port that none of `urls` has: their engines do not listen yet, so their ports still look free."""
+    taken = {urlsplit(url).port for url in urls}
+    while (port := random_free_port("127.0.0.1")) in taken:
+        pass
+    return port
 
 
 def _grace_seconds(server: ServerSettings) -> float:

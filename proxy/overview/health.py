@@ -28,22 +28,22 @@ _LOW_DISK_BYTES = 1 << 30
 
 
 class ServingStatus(Protocol):
-    """The part of the swap controller that the health view needs."""
+    """The part of the pool of engines that the health view needs."""
 
     @property
-    def engine_ready(self) -> bool: ...
+    def ready(self) -> bool:
+        """Whether at least one run is served."""
+        ...
 
-    @property
-    def engine_name(self) -> str: ...
-
-    @property
-    def engine_problem(self) -> str | None: ...
+    def problems(self) -> list[str]:
+        """Return a line for everything that keeps a run from being served."""
+        ...
 
 
 class HealthCheck:
     """Checks database, engine, disk and trainers.
 
-    `swaps` is None if no engine is watched, `data_dir` if no disk is. `serves_unrecorded`: model calls are also
+    `engines` is None if no engine is watched, `data_dir` if no disk is. `serves_unrecorded`: model calls are also
     served while the store is unavailable (`database.when_unavailable = "serve"`).
     """
 
@@ -52,7 +52,7 @@ class HealthCheck:
         *,
         database: Database,
         clock: Clock,
-        swaps: ServingStatus | None,
+        engines: ServingStatus | None,
         data_dir: Path | None,
         faults: EngineFaults | None = None,
         asked: AskedBatches | None = None,
@@ -60,7 +60,7 @@ class HealthCheck:
     ) -> None:
         self._database = database
         self._clock = clock
-        self._swaps = swaps
+        self._engines = engines
         self._data_dir = data_dir
         self._faults = faults
         self._asked = asked or AskedBatches()
@@ -83,10 +83,8 @@ class HealthCheck:
             if isinstance(error, StoreDamaged):
                 database = "damaged"
             problems.append(error.message)
-        engine_ready = self._swaps.engine_ready if self._swaps is not None else None
-        if engine_ready is False and self._swaps is not None:
-            reason = self._swaps.engine_problem or "it is down, or has not loaded a version of the run yet"
-            problems.append(f"the engine {self._swaps.engine_name} accepts no calls: {reason}")
+        engine_ready = self._engines.ready if self._engines is not None else None
+        problems.extend(self._engines.problems() if self._engines is not None else ())
         problems.extend(_fault_problem(fault) for fault in (self._faults.recent() if self._faults else ()))
         disk = _disk(self._data_dir)
         if disk is not None and disk[1] < _LOW_DISK_BYTES:

@@ -29,7 +29,7 @@ from proxy.overview.endpoints import Overview, Who, json_answer, own_run, readab
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunList
 from proxy.runs.management import RunManagement
-from proxy.runs.served import ServedRun
+from proxy.runs.served import ServedRuns
 from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
 
@@ -137,7 +137,9 @@ async def delete_run(run: str, request: Request, who: Who) -> Response:
     """Delete a run that has no sessions, claims or steps and is not served here; 409 for any other run, which can be
     archived."""
     require(who, PrincipalKind.ADMIN)
-    await service(request, RunDirectory).delete(run, served=service(request, ServedRun).run.id)
+    runs = service(request, RunDirectory)
+    run_id = (await runs.by_name_or_id(run)).id
+    await runs.delete(run_id, served=run_id if service(request, ServedRuns).is_placed(run_id) else "")
     return Response(status_code=204)
 
 

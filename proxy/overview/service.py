@@ -27,7 +27,7 @@ from proxy.overview.filters import SessionFilter, page_size
 from proxy.overview.health import HealthCheck, ServingStatus
 from proxy.overview.repository import OverviewRepository
 from proxy.overview.rewards.service import LedgerOverview
-from proxy.overview.sessions.assembly import TokenText
+from proxy.overview.sessions.assembly import TokenTextOf
 from proxy.overview.sessions.service import SessionOverview
 from proxy.overview.sessions.views import SessionPage, SessionView, TurnView
 from proxy.overview.steps.assembly import step_item
@@ -65,9 +65,9 @@ class OverviewService:
         database: Database,
         clock: Clock,
         signals: Signals,
-        swaps: ServingStatus | None = None,
+        engines: ServingStatus | None = None,
         data_dir: Path | None = None,
-        token_text: TokenText | None = None,
+        token_text: TokenTextOf | None = None,
         faults: EngineFaults | None = None,
         hold_seconds: float = 0.5,
         elapsed: Clock = time.monotonic,
@@ -92,7 +92,7 @@ class OverviewService:
         self._health = HealthCheck(
             database=database,
             clock=clock,
-            swaps=swaps,
+            engines=engines,
             data_dir=data_dir,
             faults=faults,
             asked=asked,

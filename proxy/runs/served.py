@@ -1,8 +1,8 @@
-"""The run that this process serves."""
+"""Figures of the runs that engines serve here, for rooms that know neither engines nor models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from proxy.contract.identifiers import RunId
@@ -11,13 +11,16 @@ from proxy.runs.service import RunView
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedRun:
-    """The run whose model calls this process answers, with the limits of its model and its engine.
+class ServedRuns:
+    """The runs whose model calls this process answers, with the limits of their models and engines.
 
-    `context_length` is in tokens. `weight_formats` returns the formats that a run's engine loads; None for a run that
-    is not served here and while the engine has not reported its formats.
+    `first_run` is the first run of the configuration. `is_placed` returns whether an engine is there for a run, ready
+    or not. `context_length` returns that of the run's model in tokens; None if the model cannot be loaded.
+    `weight_formats` returns the formats that the run's engines load; None for a run without an engine, and while its
+    engines have not reported them.
     """
 
-    run: RunView
-    context_length: int
+    first_run: RunView
+    is_placed: Callable[[str], bool]
+    context_length: Callable[[RunView], Awaitable[int | None]]
     weight_formats: Callable[[RunId], tuple[WeightsFormat, ...] | None]

@@ -102,7 +102,7 @@ class RunDirectory:
         """
         run = await self.by_name_or_id(name_or_id)
         if run.id == served:
-            raise Conflict(f"this proxy serves the run {run.name!r}: stop the proxy to delete the run")
+            raise Conflict(f"an engine serves the run {run.name!r}: archive the run to delete it")
 
         def delete(connection: Connection) -> None:
             # Checked in the transaction that deletes, so that no session can begin in between.

@@ -10,17 +10,19 @@ or die of, is rejected: the head is then the newest good version, and the next r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import WeightsFormat
 from proxy.database.unit_of_work import Database
+from proxy.engines.place import EngineLoad, EnginePlace
 from proxy.engines.protocol import Engine, EngineInfo
 from proxy.errors import EngineFailed, EngineUnavailable, StorageUnavailable, StoreUnavailable, WeightsRejected
 from proxy.lifecycle.signals import Signals
 from proxy.log import logger
-from proxy.runs.service import RunView
+from proxy.serving.base_models import BaseModelCheck
 from proxy.serving.checks import TargetCheck
 from proxy.serving.faults import VersionFaults
 from proxy.serving.health import ENGINE_ERRORS, EngineHealth
@@ -56,26 +58,32 @@ class SwapController:
         engine: Engine,
         signals: Signals,
         clock: Clock,
-        run: RunView,
+        run_id: RunId,
         inspector: WeightsInspector,
+        load: EngineLoad,
         health_interval_seconds: float,
         observer: SwapObserver | None = None,
+        newest: Callable[[], int | None] | None = None,
     ) -> None:
+        """`newest` returns the newest version of the run that any engine serves, where the run has several."""
+        self.place = EnginePlace(engine, load)
         self._engine = engine
         self._versions_changed = signals.versions
-        self._run_id = run.id
+        self._run_id = run_id
         self._interval = health_interval_seconds
         self._observer = observer or _NoObserver()
-        self._records = ServingRecords(database=database, signals=signals, clock=clock, run_id=run.id)
-        self._health = EngineHealth(engine, self._records, run.id)
+        self._records = ServingRecords(database=database, signals=signals, clock=clock, run_id=run_id)
+        self._health = EngineHealth(engine, self._records, run_id)
+        self._newest = newest or (lambda: self.version)
+        self._base_model = BaseModelCheck()
         self._check = TargetCheck(inspector, finished=signals.versions.notify)
         self._faults = VersionFaults(
             self._records,
-            Rejections(database=database, signals=signals, clock=clock, run_id=run.id),
+            Rejections(database=database, signals=signals, clock=clock, run_id=run_id),
             retry_seconds=health_interval_seconds,
             swap_failed=self._observer.swap_failed,
         )
-        self._loader = WeightLoader(engine, run.id, self._faults, retry_seconds=health_interval_seconds)
+        self._loader = WeightLoader(engine, run_id, self._faults, retry_seconds=health_interval_seconds)
         self._swap_seconds: float | None = None
         """Duration of the last swap; None if the engine already had the weights."""
 
@@ -85,9 +93,9 @@ class SwapController:
         return self._health.version is not None
 
     @property
-    def engine_name(self) -> str:
-        """The name by which operators know the engine."""
-        return self._engine.name
+    def version(self) -> int | None:
+        """The version of the run that the engine serves now; None while it serves none or is down."""
+        return self._health.version
 
     @property
     def engine_problem(self) -> str | None:
@@ -97,10 +105,6 @@ class SwapController:
     def serving(self, run_id: RunId) -> int | None:
         """Return the version of the run that the engine serves now; None while it serves none or is down."""
         return self._health.version if run_id == self._run_id else None
-
-    def engine_of(self, run_id: RunId) -> Engine:
-        """Return the engine that generates for the run; this proxy has one engine for every run."""
-        return self._engine
 
     def formats(self, run_id: RunId) -> tuple[WeightsFormat, ...] | None:
         """Return the formats that the run's engine loads; None while the engine has not reported them."""
@@ -147,13 +151,17 @@ class SwapController:
         if loaded is not None and loaded > target.version:
             # The store was reset to an earlier state and does not know this version.
             loaded = self._health.version = None
+        if (problem := await self._base_model.problem(info, target.base_model)) is not None:
+            await self._health.report_lost(problem)
+            return
         await self._faults.engine_lives(target, loaded)
         if loaded != target.version and self._faults.is_due(target.version) and await self._may_load(target):
             loaded = await self._swap(target, info)
         if loaded is None:
             await self._health.report_lost("the engine holds no version of this run")
             return
-        if loaded != target.recorded:
+        # An engine that could not load what another engine of the run serves must not put the record back.
+        if loaded != target.recorded and loaded == self._newest():
             await self._records.record_served(loaded, previous=target.recorded, swap_seconds=self._swap_seconds)
         await self._health.report_ready(loaded)
 

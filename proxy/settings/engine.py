@@ -8,7 +8,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
 
 from proxy.settings.section import Section
 
@@ -25,6 +33,31 @@ def _default_sglang_venv() -> Path:
     return Path(cache) / "base-rl" / "sglang-cpu-0.5.23"
 
 
+# Names of engines stand in commands, paths and logs.
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+# Names that `base-rl up` gives its own engines.
+_TAKEN_NAME = re.compile(r"^engine(-\d+)?$")
+
+
+def _engine_name(name: str) -> str:
+    if _TAKEN_NAME.match(name):
+        raise ValueError("engine, engine-2 and so on are the names of the engines of [engine]: choose another name")
+    return name
+
+
+EngineName = Annotated[str, StringConstraints(pattern=_NAME), AfterValidator(_engine_name)]
+
+
+class NamedEngineSettings(Section):
+    """A further engine, `[engines.NAME]`: a running server that speaks SGLang's native API."""
+
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^/]")]
+    run: str | None = None
+    """Name of the one run that the engine serves; without it, any run of its base model."""
+    model: str | None = None
+    """The base model that the engine was started with; default: that of `run`, or of `[run]`."""
+
+
 def _known_engine(kind: str) -> str:
     if kind in tuple(EngineKind) or re.match(r"https?://[^/]", kind):
         return kind
@@ -38,6 +71,10 @@ class EngineSettings(Section):
     kind: Annotated[str, AfterValidator(_known_engine)] = EngineKind.EMBEDDED.value
     url: str | None = None
     """Address of the engine. `base-rl up` fills it in for the engines that it starts."""
+    replicas: PositiveInt = 1
+    """How many engines of this kind `base-rl up` starts, each with its own port and log."""
+    replica_urls: tuple[str, ...] = ()
+    """Addresses of the engines beside the first. `base-rl up` fills them in."""
     connect_timeout_seconds: PositiveFloat = 5.0
     read_timeout_seconds: PositiveFloat = 600.0
     """Longest wait for the first token of a streamed answer, and for the whole of one that is not streamed."""
@@ -62,6 +99,17 @@ class EngineSettings(Section):
     """The environment that SGLang is installed in (`make sglang-cpu`, or one of your own on a GPU machine)."""
     script: Path | None = None
     """The rules of the scripted engine; default: it repeats the last message."""
+
+    @field_validator("replicas")
+    @classmethod
+    def _only_local_engines_have_replicas(cls, replicas: int, info: ValidationInfo) -> int:
+        kind = info.data.get("kind")
+        if replicas > 1 and kind is not None and kind not in tuple(EngineKind):
+            raise ValueError(
+                f"`base-rl up` starts no engine for the address {kind}: name each further engine in an [engines.NAME]"
+                " table"
+            )
+        return replicas
 
     @field_validator("script")
     @classmethod

@@ -20,7 +20,7 @@ from proxy.contract.configuration import (
 )
 from proxy.settings import runs as run_tables
 from proxy.settings.database import DatabaseSettings
-from proxy.settings.engine import EngineSettings
+from proxy.settings.engine import EngineName, EngineSettings, NamedEngineSettings
 from proxy.settings.run import RunSettings
 from proxy.settings.section import ConfigurationError, Section
 from proxy.settings.server import BootstrapSettings, RequestSettings, ServerSettings
@@ -34,6 +34,7 @@ class Settings(Section):
     bootstrap: BootstrapSettings = BootstrapSettings()
     database: DatabaseSettings = DatabaseSettings()
     engine: EngineSettings = EngineSettings()
+    engines: dict[EngineName, NamedEngineSettings] = Field(default_factory=dict)
     run: RunSettings = RunSettings()
     """The first run, which this proxy serves."""
     runs: dict[str, RunSettings] = Field(default_factory=dict)

@@ -22,7 +22,7 @@ from proxy.http.messages import message_body, message_response
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.runs.http import trained_run, trainers_run
-from proxy.runs.served import ServedRun
+from proxy.runs.served import ServedRuns
 from proxy.versions.retention import WeightRetention
 from proxy.versions.service import VersionService
 
@@ -35,12 +35,13 @@ def versions_of(request: Request) -> VersionService:
 
 @router.get("/head")
 async def head(request: Request, run: str) -> Response:
-    """Return the version to train from. Only for the run that this process serves does the answer have the formats of
-    weights and the context length."""
-    found = await versions_of(request).head(await trained_run(request, run))
-    served = service(request, ServedRun)
+    """Return the version to train from. The answer has the formats of weights and the context length only for a run
+    that an engine of this process serves."""
+    of_run = await trained_run(request, run)
+    found = await versions_of(request).head(of_run)
+    served = service(request, ServedRuns)
     formats = served.weight_formats(found.run_id)
-    context = served.context_length if found.run_id == served.run.id else None
+    context = await served.context_length(of_run) if served.is_placed(found.run_id) else None
     return message_response(msgspec.structs.replace(found, formats=formats, context_length=context))
 
 

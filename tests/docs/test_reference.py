@@ -23,7 +23,7 @@ from proxy.app import create_app
 from proxy.cli.commands import app as command_line
 from proxy.engines.activity import EngineActivity
 from proxy.metrics import Metrics
-from proxy.settings import EngineSettings, ServerSettings, Settings, load_settings
+from proxy.settings import EngineSettings, NamedEngineSettings, ServerSettings, Settings, load_settings
 from tests.docs.markdown import ROOT, code, rows, sections
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS
@@ -59,6 +59,7 @@ def configuration() -> Iterator[tuple[str, type[BaseModel]]]:
     for key, field in Settings.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from below(key, field.annotation)
+    yield from below("engines.NAME", NamedEngineSettings)
     yield from below("trainer", TrainerSettings)
 
 
@@ -83,6 +84,9 @@ def test_every_key_is_documented_and_no_other(name: str) -> None:
 def test_the_documented_defaults_are_the_defaults(name: str) -> None:
     model = SECTIONS[name]
     for key, cells in settings_table(name).items():
+        if model.model_fields[key].is_required():
+            assert cells[2] == "required", key
+            continue
         default = model.model_fields[key].get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
             assert cells[2] == "", f"{key} is a section"

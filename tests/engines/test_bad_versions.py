@@ -32,6 +32,7 @@ from proxy.versions.inspector import WeightsInspector
 from proxy.versions.service import VersionService
 from tests.engines.conftest import Models, Reference
 from tests.engines.generating import PROMPT, ask, collect
+from tests.fakes.load import new_load
 from tests.proxy.turns.world import World, open_world
 from tests.proxy.versions.publishing import fit_request, reference
 
@@ -60,7 +61,12 @@ class Deployment:
         self.versions = VersionService(**parts, inspector=inspector)
         self.careless = VersionService(**parts, inspector=Unchecked(storage))
         self.swaps = SwapController(
-            **parts, engine=engine, run=world.run, inspector=inspector, health_interval_seconds=0.1
+            **parts,
+            engine=engine,
+            load=new_load(),
+            run_id=world.run.id,
+            inspector=inspector,
+            health_interval_seconds=0.1,
         )
 
     def copy(self, name: str) -> Path:

@@ -80,7 +80,7 @@ class RealProxy:
         self.do(self._started())
         (server,) = self._server.servers
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._know(self.app.services.served.run)
+        self._know(self.app.services.served.first_run)
         self.world = self._worlds[RUN]
 
     def _know(self, run: RunView) -> None:
@@ -148,7 +148,7 @@ class RealProxy:
             signal = self.app.services.signals.versions
             while True:
                 seen = signal.count
-                if (await self.app.services.versions.head(self.app.services.served.run)).version >= version:
+                if (await self.app.services.versions.head(self.app.services.served.first_run)).version >= version:
                     return
                 assert going_on()
                 await signal.wait(1.0, since=seen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,13 @@ from proxy.turns.answers import answer_message
 
 # Returns the text of a token id.
 TokenText = Callable[[int], str]
+# Returns the text of a token id by the tokenizer of a run; None if that cannot be loaded.
+TokenTextOf = Callable[[str], Awaitable[TokenText | None]]
+
+
+async def decoder_of(token_text: TokenTextOf | None, run_id: str) -> TokenText | None:
+    """Return what decodes the tokens of a run; None without a tokenizer."""
+    return None if token_text is None else await token_text(run_id)
 
 
 def session_item(row: AnyRow, *, teaches: bool, skipped: str | None = None) -> SessionItem:

@@ -17,7 +17,7 @@ from proxy.lifecycle.trainable import teaching_sessions
 from proxy.overview.filters import Cursor, SessionFilter, page_size
 from proxy.overview.rewards.assembly import preference_view, reward_items, used_by
 from proxy.overview.rewards.repository import LedgerRepository
-from proxy.overview.sessions.assembly import TokenText, session_item, trained, turn_view, untrained
+from proxy.overview.sessions.assembly import TokenTextOf, decoder_of, session_item, trained, turn_view, untrained
 from proxy.overview.sessions.repository import SessionOverviewRepository
 from proxy.overview.sessions.views import SessionItem, SessionPage, SessionView, Trainability, TurnView
 from proxy.runs.repository import RunRepository
@@ -26,9 +26,10 @@ _EXPLAINED_BY_TURNS = (TrainingState.PENDING, TrainingState.EXCLUDED)
 
 
 class SessionOverview:
-    """Reads sessions of all runs. `token_text` returns the text of a token id; None if the proxy cannot decode."""
+    """Reads sessions of all runs. `token_text` finds the decoder of a run; None if the
+    proxy cannot decode."""
 
-    def __init__(self, database: Database, token_text: TokenText | None) -> None:
+    def __init__(self, database: Database, token_text: TokenTextOf | None) -> None:
         self._database = database
         self._token_text = token_text
 
@@ -67,7 +68,8 @@ class SessionOverview:
         found = await self._database.read(partial(_session_rows, session_id=session_id))
         skipped = found.audit.skipped if found.audit is not None else None
         item = session_item(found.session, teaches=found.teaches, skipped=skipped)
-        turns = tuple(turn_view(turn, with_tokens=with_tokens, text=self._token_text) for turn in found.turns)
+        text = await decoder_of(self._token_text if with_tokens else None, found.session.run_id)
+        turns = tuple(turn_view(turn, with_tokens=with_tokens, text=text) for turn in found.turns)
         return SessionView(
             session=item,
             run=found.run.name if found.run is not None else item.run_id,
@@ -85,7 +87,8 @@ class SessionOverview:
         row = await self._database.read(lambda connection: SessionOverviewRepository(connection).turn(turn_id))
         if row is None:
             raise NotFound(f"there is no turn {turn_id!r}")
-        return turn_view(row, with_tokens=with_tokens, text=self._token_text)
+        text = await decoder_of(self._token_text if with_tokens else None, row.run_id)
+        return turn_view(row, with_tokens=with_tokens, text=text)
 
 
 class _SessionRows(NamedTuple):

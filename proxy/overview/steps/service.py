@@ -15,7 +15,7 @@ from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import NotFound
 from proxy.overview.rewards.assembly import subject_of
-from proxy.overview.sessions.assembly import TokenText
+from proxy.overview.sessions.assembly import TokenText, TokenTextOf, decoder_of
 from proxy.overview.steps.assembly import audit_of, step_facts, step_item
 from proxy.overview.steps.repository import StepOverviewRepository
 from proxy.overview.steps.views import AuditedTurn, StepTokens, StepTrajectory, StepView, UsedReward
@@ -25,9 +25,10 @@ _LARGEST_EXPONENT = 700.0
 
 
 class StepOverview:
-    """Reads steps of all runs. `token_text` returns the text of a token id; None if the proxy cannot decode."""
+    """Reads steps of all runs. `token_text` finds the decoder of a run; None if the
+    proxy cannot decode."""
 
-    def __init__(self, database: Database, token_text: TokenText | None) -> None:
+    def __init__(self, database: Database, token_text: TokenTextOf | None) -> None:
         self._database = database
         self._token_text = token_text
 
@@ -72,28 +73,30 @@ class StepOverview:
             return repository.tokens(run_id, version)
 
         rows = await self._database.read(read)
-        return StepTokens(version=version, turns=tuple(self._turn(row) for row in rows))
+        text = await decoder_of(self._token_text, run_id)
+        return StepTokens(version=version, turns=tuple(_audited_turn(row, text) for row in rows))
 
-    def _turn(self, row: AnyRow) -> AuditedTurn:
-        logprobs, engine = unpack_logprobs(row.logprobs), unpack_logprobs(row.engine_logprobs)
-        ids = unpack_ids(row.output_ids) if row.output_ids is not None else None
-        if ids is not None and len(ids) != len(logprobs):  # the turn was erased
-            ids = None
-        return AuditedTurn(
-            session_id=row.session_id,
-            turn_id=row.turn_id,
-            ordinal=row.ordinal,
-            output_ids=ids,
-            texts=tuple(map(self._token_text, ids)) if ids is not None and self._token_text is not None else None,
-            logprobs=logprobs,
-            engine_logprobs=engine,
-            ratios=tuple(
-                math.exp(min(mine - its, _LARGEST_EXPONENT)) for mine, its in zip(logprobs, engine, strict=True)
-            ),
-            advantages=unpack_logprobs(row.advantages),
-            staleness=unpack_ids(row.staleness),
-            clipped=tuple(map(bool, row.clipped)),
-        )
+
+def _audited_turn(row: AnyRow, text: TokenText | None) -> AuditedTurn:
+    logprobs, engine = unpack_logprobs(row.logprobs), unpack_logprobs(row.engine_logprobs)
+    ids = unpack_ids(row.output_ids) if row.output_ids is not None else None
+    if ids is not None and len(ids) != len(logprobs):  # the turn was erased
+        ids = None
+    return AuditedTurn(
+        session_id=row.session_id,
+        turn_id=row.turn_id,
+        ordinal=row.ordinal,
+        output_ids=ids,
+        texts=tuple(map(text, ids)) if ids is not None and text is not None else None,
+        logprobs=logprobs,
+        engine_logprobs=engine,
+        ratios=tuple(
+            math.exp(min(mine - its, _LARGEST_EXPONENT)) for mine, its in zip(logprobs, engine, strict=True)
+        ),
+        advantages=unpack_logprobs(row.advantages),
+        staleness=unpack_ids(row.staleness),
+        clipped=tuple(map(bool, row.clipped)),
+    )
 
 
 def _trajectory(

@@ -154,7 +154,7 @@ async def test_who_lied_is_a_problem_of_the_health_check(tmp_path: Path, templat
     for reason in ("token id -1", "NaN"):
         faults.note("http://engine:30000", reason)
     async with open_store(sqlite_database(tmp_path)) as store:
-        health = HealthCheck(database=store.database, clock=store.clock, swaps=None, data_dir=None, faults=faults)
+        health = HealthCheck(database=store.database, clock=store.clock, engines=None, data_dir=None, faults=faults)
         (problem,) = (await health.check()).problems
         assert "http://engine:30000" in problem
         assert "2 invalid replies" in problem

@@ -27,9 +27,11 @@ from proxy.database.tables import SessionRow, TurnRow
 from proxy.dialects import endpoints as chat_endpoints
 from proxy.dialects.messages import endpoints as messages_endpoints
 from proxy.dialects.responses import endpoints as responses_endpoints
+from proxy.engines.place import EnginePlace
 from proxy.engines.protocol import Engine, GenerateRequest
 from proxy.http import errors
 from proxy.http.services import provide, service
+from proxy.runs.service import RunView
 from proxy.sessions import endpoints as session_endpoints
 from proxy.sessions.service import SessionService
 from proxy.settings import DatabaseSettings, EngineSettings, RunSettings, ServerSettings, Settings
@@ -37,6 +39,7 @@ from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import TrajectoryStore
 from tests.database import sqlite_database
 from tests.fakes.engine import FakeEngine
+from tests.fakes.load import new_load
 from tests.proxy.store import Store, open_store
 from tests.running_app import bearer
 
@@ -46,24 +49,38 @@ USER: Any = {"role": "user", "content": "What is 17 + 25?"}
 
 
 class FakeSwaps:
-    """Serving as a test sets it: `version` of every run, on the run's engine in `engines` or else on `engine`."""
+    """Serving as a test sets it: `version` of every run, on the run's engine in `engines` or else on `engine`.
+    `spare` is another engine of every run."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.engines: dict[str, Engine] = {}
+        self.spare: Engine | None = None
         self.version: int | None = 0
-        self.engine_ready = True
         self.rechecks = 0
+        self.places: dict[int, EnginePlace] = {}
+        self.concurrency = 64
 
-    def recheck_engine(self) -> None:
+    def recheck_engine(self, engine: Engine) -> None:
+        assert engine
         self.rechecks += 1
 
     def serving(self, run_id: RunId) -> int | None:
         assert run_id
         return self.version
 
-    def engine_of(self, run_id: RunId) -> Engine:
-        return self.engines.get(run_id, self.engine)
+    def find_place(self, run_id: RunId, session_id: str | None = None) -> EnginePlace | None:
+        return None if self.version is None else self.place_at(self.engines.get(run_id, self.engine))
+
+    def another_place(self, run_id: RunId, lost: EnginePlace) -> EnginePlace | None:
+        return self.place_at(self.spare) if self.spare is not None and lost.engine is not self.spare else None
+
+    def unserved_reason(self, run: RunView) -> str:
+        return f"no engine serves the run {run.name!r} now"
+
+    def place_at(self, engine: Engine) -> EnginePlace:
+        """The engine's one place, with the work under way there."""
+        return self.places.setdefault(id(engine), EnginePlace(engine, new_load(self.concurrency)))
 
 
 class SeenTurns:
@@ -216,6 +233,7 @@ async def open_world(
             await serving.label_weights(engine.label)
         trajectories = TrajectoryStore(database=store.database, clock=store.clock, signals=store.signals)
         swaps, seen, app = FakeSwaps(serving or engine), SeenTurns(), FastAPI()
+        swaps.concurrency = concurrency
         configured = Settings(
             server=ServerSettings(stream_ping_seconds=ping_seconds),
             engine=EngineSettings(max_concurrency=concurrency),

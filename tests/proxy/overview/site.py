@@ -34,12 +34,14 @@ SECRET = b"s" * 32
 
 
 class Serving:
-    """A stand-in for the swap controller, as far as the overview uses it."""
+    """A stand-in for the pool of engines, as far as the overview uses it."""
 
     def __init__(self) -> None:
-        self.engine_ready = True
-        self.engine_name = "http://engine:30000"
-        self.engine_problem: str | None = None
+        self.ready = True
+        self.lines: list[str] = []
+
+    def problems(self) -> list[str]:
+        return self.lines
 
 
 class Site(msgspec.Struct):
@@ -58,6 +60,11 @@ class Site(msgspec.Struct):
         """Return the header of a new key."""
         made = await self.credentials.create(kind, run_id=run_id)
         return {"authorization": f"Bearer {made.text}"}
+
+
+async def one_text(_run_id: str) -> Callable[[int], str]:
+    """Return a tokenizer whose ids are characters."""
+    return chr
 
 
 @asynccontextmanager
@@ -82,9 +89,9 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
         database=database,
         clock=clock,
         signals=signals,
-        swaps=serving,
+        engines=serving,
         data_dir=directory,
-        token_text=chr,
+        token_text=one_text,
         hold_seconds=0.0,
     )
     sign_in = SignIn(secret=SECRET, clock=clock, credentials=credentials, database=database)

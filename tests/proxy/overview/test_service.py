@@ -237,7 +237,7 @@ async def test_health_says_what_is_wrong(site: Site, run_id: str) -> None:
     assert health.disk_free_bytes is not None
     (run,) = health.runs
     assert run.trainer == "active"
-    site.serving.engine_ready = False
+    site.serving.ready, site.serving.lines = False, ["the engine http://engine:30000 accepts no calls: it is down"]
     health = await site.overview.health()
     assert (health.ready, health.status) == (False, "degraded")
     assert any("engine" in problem for problem in health.problems)

@@ -67,7 +67,7 @@ async def test_a_run_that_nothing_came_of_is_deleted_and_its_name_is_free_again(
 
 
 async def test_a_run_with_history_or_calls_is_not_deleted(store: Store) -> None:
-    with pytest.raises(Conflict, match="this proxy serves the run"):
+    with pytest.raises(Conflict, match="an engine serves the run"):
         await store.runs.delete("policy", served=store.run.id)
     await store.sessions.create(store.run, SessionSpec())
     with pytest.raises(Conflict, match="has sessions, claims or steps; only"):

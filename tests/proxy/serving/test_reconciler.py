@@ -19,6 +19,7 @@ from proxy.serving import checks, faults
 from proxy.serving.reconciler import SwapController
 from proxy.versions.inspector import WeightsInspector
 from tests.fakes.engine import FakeEngine
+from tests.fakes.load import new_load
 from tests.proxy.turns.world import World
 from tests.proxy.versions.publishing import commit_request, publish, versions_of
 from tests.proxy.versions.publishing import inspector as new_inspector
@@ -105,7 +106,8 @@ class Bench:
             engine=self.engine,
             signals=self.world.signals,
             clock=self.world.clock,
-            run=self.world.run,
+            load=new_load(),
+            run_id=self.world.run.id,
             inspector=inspector or new_inspector(),
             health_interval_seconds=health_interval_seconds,
             observer=self.heard,

@@ -15,7 +15,8 @@ from proxy.claims.service import ClaimService
 from proxy.contract.claim import MEDIA_TYPE, ClaimedBatch, ClaimRequest, decode, encode
 from proxy.http import errors
 from proxy.http.services import provide
-from proxy.runs.served import ServedRun
+from proxy.runs.served import ServedRuns
+from proxy.runs.service import RunView
 from proxy.steps import endpoints as step_endpoints
 from proxy.steps.service import StepService
 from proxy.versions import endpoints as policy_endpoints
@@ -53,6 +54,10 @@ def read(response: httpx.Response, kind: type[_Message]) -> _Message:
     return decode(response.content, kind)
 
 
+async def _context_length(_run: RunView) -> int:
+    return 32_768
+
+
 @asynccontextmanager
 async def open_trainer(world: World) -> AsyncIterator[TrainerClient]:
     app = FastAPI()
@@ -66,7 +71,12 @@ async def open_trainer(world: World) -> AsyncIterator[TrainerClient]:
         StepService(database=world.database),
         WeightRetention(database=world.database, clock=world.clock, signals=world.signals),
         versions_of(world),
-        ServedRun(run=world.run, context_length=32_768, weight_formats=lambda _run_id: None),
+        ServedRuns(
+            first_run=world.run,
+            is_placed=world.run_id.__eq__,
+            context_length=_context_length,
+            weight_formats=lambda _run_id: None,
+        ),
     )
     errors.install(app)
     app.include_router(trajectory_endpoints.router)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,11 @@ from proxy.overview.steps.service import StepOverview
 from tests.proxy.turns.world import World
 from tests.proxy.versions.publishing import audit, commit_request, publish, versions_of
 
+
+async def _bracketed(_run_id: str) -> Callable[[int], str]:
+    return lambda token: f"<{token}>"
+
+
 CONDITIONS = StepConditions(
     trainer="0.1.0",
     torch="2.13.0",
@@ -34,7 +40,7 @@ CONDITIONS = StepConditions(
 
 @pytest.fixture
 def steps(world: World) -> StepOverview:
-    return StepOverview(world.database, lambda token: f"<{token}>")
+    return StepOverview(world.database, _bracketed)
 
 
 def tokens_of(session: SessionId, turn: TurnId) -> TokenAudit:

@@ -1,0 +1,215 @@
+"""Several engines for several runs: which engine serves which run, and which takes the next call.
+
+The pool reads the active runs every health interval and places them (`placement`). Each run has one `SwapController`
+per engine that serves it. A call goes to an engine that holds the newest version that any engine of the run serves:
+an engine that is behind takes no call until it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+
+from proxy.clock import Clock
+from proxy.contract.identifiers import RunId
+from proxy.contract.policy import WeightsFormat
+from proxy.contract.states import RunState
+from proxy.database.unit_of_work import Database
+from proxy.engines.activity import EngineActivity, EngineSlots
+from proxy.engines.place import EngineLoad, EnginePlace
+from proxy.engines.protocol import Engine
+from proxy.lifecycle.signals import Signals
+from proxy.runs.service import RunDirectory, RunView
+from proxy.serving.member import EngineSpec, PooledEngine
+from proxy.serving.placement import PlaceableEngine, PlaceableRun, place_runs
+from proxy.serving.reconciler import SwapController, SwapObserver
+from proxy.serving.routing import choose_engine
+from proxy.settings import EngineSettings
+from proxy.versions.inspector import WeightsInspector
+
+
+class EnginePool:
+    """The engines of this proxy. `refresh` places the runs; `start` begins to load and watch; `aclose` ends it."""
+
+    def __init__(
+        self,
+        *,
+        specs: Sequence[EngineSpec],
+        make_engine: Callable[[EngineSpec], Engine],
+        settings: EngineSettings,
+        database: Database,
+        runs: RunDirectory,
+        signals: Signals,
+        clock: Clock,
+        inspector: WeightsInspector,
+        activity: EngineActivity,
+        declared: Collection[str] = (),
+        observer: SwapObserver | None = None,
+    ) -> None:
+        """`declared` are the names of the configuration's runs, which operators expect to be served."""
+        self._settings = settings
+        self._database = database
+        self._runs = runs
+        self._signals = signals
+        self._clock = clock
+        self._inspector = inspector
+        self._activity = activity
+        self._declared = frozenset(declared)
+        self._observer = observer
+        self._members = [self._new_member(spec, make_engine(spec)) for spec in specs]
+        self._serving: dict[RunId, tuple[SwapController, ...]] = {}
+        """Controllers by run, one for every engine that the run is placed on."""
+        self._unplaced: tuple[RunView, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one run is served."""
+        return any(self.serving(run_id) is not None for run_id in self._serving)
+
+    @property
+    def problem(self) -> str | None:
+        """The reason why no run is served, without addresses of engines; None while one is."""
+        if self.ready:
+            return None
+        return next(filter(None, (member.problem for member in self._members)), "no engine is there for a run")
+
+    def problems(self) -> list[str]:
+        """Return a line for every engine that takes no calls of a run placed on it, and for every run of the
+        configuration without an engine."""
+        lines = [
+            f"the engine {member.engine.name} accepts no calls: {problem}"
+            for member in self._members
+            if (problem := member.problem) is not None
+        ]
+        # Other runs may be remains of earlier configurations: a call of one gets the same text with its 503.
+        return lines + [self.unserved_reason(run) for run in self._unplaced if run.name in self._declared]
+
+    def is_placed(self, run_id: str) -> bool:
+        """Return whether an engine is there to serve the run, ready or not."""
+        return run_id in self._serving
+
+    def serving(self, run_id: RunId) -> int | None:
+        """Return the newest version of the run that an engine serves; None while none does."""
+        controllers = self._serving.get(run_id, ())
+        if len(controllers) == 1:
+            return controllers[0].version
+        versions = [each.version for each in controllers if each.version is not None]
+        return max(versions, default=None)
+
+    def find_place(self, run_id: RunId, session_id: str | None = None) -> EnginePlace | None:
+        """Return the engine for the session's next call; None while no engine serves the run."""
+        controllers = self._serving.get(run_id, ())
+        if len(controllers) == 1:  # the usual case: nothing to choose
+            return controllers[0].place if controllers[0].version is not None else None
+        return self._choose(session_id, self._ready_places(run_id))
+
+    def another_place(self, run_id: RunId, lost: EnginePlace) -> EnginePlace | None:
+        """Return another engine that serves the run; None if there is none."""
+        return self._choose(None, [place for place in self._ready_places(run_id) if place is not lost])
+
+    def formats(self, run_id: RunId) -> tuple[WeightsFormat, ...] | None:
+        """Return the formats that every engine of the run loads; None while none has reported them."""
+        reported = [
+            formats for each in self._serving.get(run_id, ()) if (formats := each.formats(run_id)) is not None
+        ]
+        return tuple(one for one in reported[0] if all(one in each for each in reported)) if reported else None
+
+    def unserved_reason(self, run: RunView) -> str:
+        """Return why no engine serves the run now, and what to do."""
+        if run.id not in self._serving:
+            return (
+                f"no engine is free for the run {run.name!r} on {run.base_model}: add one (engine.replicas, or an"
+                " [engines.NAME] table in the configuration), or archive a run that needs its engine no more"
+            )
+        problems = [member.problem for member in self._members if run.id in member.controllers and member.problem]
+        return f"no engine serves the run {run.name!r} now" + (f": {problems[0]}" if problems else "")
+
+    def recheck_engine(self, engine: Engine) -> None:
+        """Ask the engine at once what it holds, because a call has lost its connection."""
+        for member in self._members:
+            if member.engine is engine:
+                member.recheck()
+
+    async def refresh(self) -> None:
+        """Read the active runs and place them on the engines. Raises StoreUnavailable."""
+        runs = [run for run in await self._runs.list_() if run.state != RunState.ARCHIVED]
+        ids = {run.name: run.id for run in runs}
+        placed = place_runs(
+            [
+                # A name that no run has yet dedicates the engine all the same: nobody else may use it meanwhile.
+                PlaceableEngine(
+                    name=spec.name,
+                    base_model=spec.base_model,
+                    run=None if spec.run is None else ids.get(spec.run, RunId(spec.run)),
+                )
+                for spec in (member.spec for member in self._members)
+            ],
+            [PlaceableRun(id=run.id, base_model=run.base_model) for run in runs],
+        )
+        for member in self._members:
+            for run_id in set(member.controllers) - set(placed[member.name]):
+                self._withdraw(member, run_id)
+            await member.assign(placed[member.name])
+        self._serving = {
+            run.id: controllers
+            for run in runs
+            if (controllers := tuple(m.controllers[run.id] for m in self._members if run.id in m.controllers))
+        }
+        self._unplaced = tuple(run for run in runs if run.id not in self._serving)
+
+    def start(self) -> None:
+        """Begin to watch the engines and to load versions into them."""
+        for member in self._members:
+            member.start()
+
+    async def stop(self) -> None:
+        """Stop watching and loading; calls under way go on."""
+        await asyncio.gather(*(member.stop() for member in self._members))
+
+    async def aclose(self) -> None:
+        """Close the connections to all engines."""
+        await asyncio.gather(*(member.aclose() for member in self._members))
+
+    def _withdraw(self, member: PooledEngine, run_id: RunId) -> None:
+        """Send no further call of the run to the engine."""
+        leaving = member.controllers[run_id]
+        self._serving[run_id] = tuple(each for each in self._serving.get(run_id, ()) if each is not leaving)
+
+    def _ready_places(self, run_id: RunId) -> list[EnginePlace]:
+        newest = self.serving(run_id)
+        controllers = self._serving.get(run_id, ())
+        return [each.place for each in controllers if newest is not None and each.version == newest]
+
+    def _choose(self, session_id: str | None, places: Sequence[EnginePlace]) -> EnginePlace | None:
+        if len(places) <= 1:
+            return places[0] if places else None
+        index = choose_engine(
+            session_id,
+            [place.load.outstanding_tokens for place in places],
+            [place.engine.name for place in places],
+        )
+        return places[index]
+
+    def _new_member(self, spec: EngineSpec, engine: Engine) -> PooledEngine:
+        return PooledEngine(
+            spec,
+            engine,
+            EngineLoad(EngineSlots(self._settings.max_concurrency, self._activity)),
+            new_controller=self._new_controller,
+            interval_seconds=self._settings.health_interval_seconds,
+            patience_seconds=self._settings.health_timeout_seconds,
+        )
+
+    def _new_controller(self, member: PooledEngine, run_id: RunId) -> SwapController:
+        return SwapController(
+            database=self._database,
+            engine=member.engine,
+            load=member.load,
+            signals=self._signals,
+            clock=self._clock,
+            run_id=run_id,
+            inspector=self._inspector,
+            health_interval_seconds=self._settings.health_interval_seconds,
+            observer=self._observer,
+            newest=lambda: self.serving(run_id),
+        )
