@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -11,10 +11,8 @@ import msgspec
 from proxy.auth.http import require
 from proxy.auth.service import Credentials, Principal, PrincipalKind
 from proxy.clock import Clock
-from proxy.contract.identifiers import KeyId, RunId, SessionId, TurnId, is_session_id
-from proxy.contract.states import SessionState
+from proxy.contract.identifiers import KeyId, SessionId, TurnId, is_session_id
 from proxy.contract.trajectory import Purpose
-from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, NotFound, PermissionDenied
 from proxy.lifecycle.signals import Signals
@@ -26,11 +24,11 @@ from proxy.sessions.memory import AsOf, KnownSession, SessionMemory
 from proxy.sessions.opening import (
     Opened,
     Opening,
-    erased,
     goes_on_in,
     stays_with_ended,
 )
-from proxy.sessions.repository import ContextRow, SessionRepository
+from proxy.sessions.repository import SessionRepository
+from proxy.sessions.stored import StoredSessions
 
 # The rules that come before the ids of our answers.
 _BEFORE_IDS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)
@@ -65,6 +63,7 @@ class SessionFinder:
         self._clock = clock
         self._observer = observer
         self._memory = SessionMemory(clock)
+        self._stored = StoredSessions(database, self._memory)
         self._growing = GrowingPrompts()
         signals.endings.listen(self._memory.forget)
         signals.erasures.listen(self._memory.erase)
@@ -146,7 +145,7 @@ class SessionFinder:
     async def _by_session_key(self, session_id: SessionId, run: RunView, hints: SessionHints) -> SessionContext:
         known = self._memory.by_id(session_id)
         if known is None or known.may_have_ended:
-            known = await self._read_session(run.id, session_id)
+            known = await self._stored.read_named(run.id, session_id)
         if known is None:
             raise NotFound("the session of this key is no longer there")
         if hints.path is None:
@@ -181,7 +180,7 @@ class SessionFinder:
         if known is not None and known.may_have_ended:
             known = None  # an id identifies a session for good, but whether it is still open must be read
         if known is None and (must_be_read or opening.admission is not None):
-            known = await self._read_session(run.id, name.text)
+            known = await self._stored.read_named(run.id, name.text)
         if known is not None and (known.is_open or known.context.id == name.text):
             return _attributed(known, name.by)
         if known is not None and await self._goes_on_in(known, opening.hints, name):
@@ -210,16 +209,9 @@ class SessionFinder:
         known = self._memory.by_turn(run.id, hints.turns[0])
         if known is not None:
             return _Answered(known, hints, hints.turns[0])
-        as_of = self._memory.as_of_now()
-        turn_ids = list(hints.turns)
-        rows = await self._database.read(
-            lambda connection: SessionRepository(connection).of_turns(run_id=run.id, turn_ids=turn_ids)
-        )
-        for turn_id, row in rows.items():
-            self._remember(row, as_of)
-            self._memory.put_turn(TurnId(turn_id), row.id)
-        newest = next((turn_id for turn_id in hints.turns if turn_id in rows), None)
-        return _Answered(self._remember(rows[newest], as_of), hints, newest) if newest is not None else None
+        found = await self._stored.read_turns(run.id, list(hints.turns))
+        newest = next((turn_id for turn_id in hints.turns if turn_id in found), None)
+        return _Answered(found[newest], hints, newest) if newest is not None else None
 
     async def _by_conversation(
         self, run: RunView, key_id: KeyId, hints: SessionHints, ended: SessionId | None
@@ -234,7 +226,7 @@ class SessionFinder:
         traced_id = self._traced(run, hints.trace)
         known, held = self._memory.continued(key_id, hashes[0], traced_id), hashes[0]
         if known is None:
-            found = await self._read_conversation(run, key_id, hashes)
+            found = await self._stored.read_conversation(run.id, key_id, hashes)
             if found is None:
                 return None
             held = found[0]
@@ -254,26 +246,11 @@ class SessionFinder:
         traced_id = self._traced(run, trace)
         for step in self._growing.continued(key_id, prompt)[:_MAX_STEPS]:
             known = self._memory.continued(key_id, step, traced_id)
-            if known is None and await self._refreshed(run, key_id, step):
+            if known is None and await self._stored.refresh(run.id, key_id, step):
                 known = self._memory.continued(key_id, step, traced_id)
             if known is not None:
                 return self._continuation_of(known, step)
         return None
-
-    async def _refreshed(self, run: RunView, key_id: KeyId, held: bytes) -> bool:
-        """Read the sessions that are known to hold a conversation, and return whether the store still has any."""
-        as_of = self._memory.as_of_now()
-        session_ids = self._memory.holders(key_id, held)
-        if not session_ids:
-            return False
-        rows = await self._database.read(
-            lambda connection: SessionRepository(connection).contexts(run_id=run.id, session_ids=session_ids)
-        )
-        for row in rows:
-            self._remember(row, as_of)
-        newest_first = sorted((row.id for row in rows), reverse=True)  # ids sort by the time of creation
-        self._memory.put_conversation(key_id, held, dict.fromkeys(newest_first, 0), exact=newest_first)
-        return bool(rows)
 
     def _traced(self, run: RunView, trace: str | None) -> SessionId | None:
         known = self._memory.by_name(run.id, trace) if trace is not None else None
@@ -290,27 +267,6 @@ class SessionFinder:
     def _forget_answers(self, erased: frozenset[str]) -> None:
         """Drop the text of these sessions' answers from memory."""
         self._growing.drop_where(lambda key_id, step: not erased.isdisjoint(self._memory.holders(key_id, step)))
-
-    async def _read_conversation(
-        self, run: RunView, key_id: KeyId, hashes: Sequence[bytes]
-    ) -> tuple[bytes, KnownSession] | None:
-        """Read from the store the sessions that hold the longest of these conversations. Return its hash and the
-        first session, or None if no session holds any."""
-        as_of = self._memory.as_of_now()
-        rows = await self._database.read(
-            lambda connection: SessionRepository(connection).of_conversation(
-                run_id=run.id, key_id=key_id, hashes=hashes
-            )
-        )
-        if not rows:
-            return None
-        times: dict[SessionId, int] = {}
-        for row in rows:
-            times[row.id] = times.get(row.id, 0) + row.times
-            self._remember(row, as_of)
-        held = rows[0].held
-        self._memory.put_conversation(key_id, held, times, exact={row.id for row in rows if row.exact})
-        return held, self._remember(rows[0], as_of)
 
     async def _open(self, opening: Opening, name: Name | None) -> SessionContext:
         """Open a session on its first call. If several calls name it at the same time, one opens it."""
@@ -331,7 +287,7 @@ class SessionFinder:
             order_key=name.text if name is not None else opening.key_id,
         )
         if name is not None and found is not None:
-            known = self._remember(found, as_of)
+            known = self._stored.remember(found, as_of)
             self._memory.put_name(run.id, name.text, known.context.id, as_of)
             if row is None:
                 return _attributed(known, by)
@@ -351,31 +307,6 @@ class SessionFinder:
         if self._observer is not None:
             self._observer.session_opened(attributed_by=by.value, attempt=row["attempt"])
         return msgspec.structs.replace(context, is_new=True)
-
-    async def _read_session(self, run_id: RunId, name: str) -> KnownSession | None:
-        as_of = self._memory.as_of_now()
-        row = await self._database.read(
-            lambda connection: SessionRepository(connection).context(name=name, run_id=run_id)
-        )
-        if row is None:
-            return None
-        if row.erased_at is not None:
-            raise erased(row.id)
-        self._memory.put_name(run_id, name, row.id, as_of)
-        return self._remember(row, as_of)
-
-    def _remember(self, row: AnyRow | ContextRow, as_of: AsOf) -> KnownSession:
-        context = SessionContext(
-            id=row.id,
-            run_id=row.run_id,
-            purpose=Purpose(row.purpose),
-            attributed_by=AttributedBy.CREATED,
-            group_id=row.group_id,
-            key_id=row.key_id,
-            attempt=row.attempt if row.external_id is not None else None,
-        )
-        is_open = row.state == SessionState.OPEN.value
-        return self._memory.put(context, external_id=row.external_id, is_open=is_open, as_of=as_of)
 
 
 class _Answered(NamedTuple):
