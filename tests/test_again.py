@@ -99,7 +99,7 @@ def test_a_test_that_is_gone_has_not_passed(suite: pytest.Pytester) -> None:
     ],
     ids=["no tests", "all passed", "cannot be collected", "interrupted", "too many"],
 )
-def test_other_sessions_are_not_run_again(suite: pytest.Pytester, tests: str, refusal: str) -> None:
+def test_only_a_session_with_few_failures_is_run_again(suite: pytest.Pytester, tests: str, refusal: str) -> None:
     suite.makepyfile(test_suite=tests)
     run(suite)
     again = run(suite, "--again")

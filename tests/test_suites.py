@@ -26,7 +26,7 @@ def made_once() -> object:
 
 
 @pytest.mark.usefixtures("made_once")
-def test_those_that_share_what_is_made_for_their_module_run_in_one_process(request: pytest.FixtureRequest) -> None:
+def test_tests_that_share_a_module_fixture_run_in_one_process(request: pytest.FixtureRequest) -> None:
     (group,) = request.node.iter_markers("xdist_group")
     assert group.args == ("test_suites.py",)
     is_told = request.config.getoption("loadgroup", default=False)

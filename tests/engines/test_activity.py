@@ -28,7 +28,7 @@ def test_busy_seconds_are_those_that_any_generation_covers(spans: list[tuple[int
     assert activity.generations == 0
 
 
-async def test_who_waits_for_a_slot_is_not_at_the_engine() -> None:
+async def test_calls_that_wait_for_a_slot_are_not_counted_at_the_engine() -> None:
     activity = EngineActivity()
     slots = EngineSlots(1, activity)
     async with slots:
@@ -54,5 +54,5 @@ async def test_a_generation_that_fails_has_left_the_engine() -> None:
     assert activity.generations == 0
 
 
-def test_readings_of_two_processes_can_be_told_apart() -> None:
+def test_readings_of_two_processes_can_be_distinguished() -> None:
     assert EngineActivity().read().process != EngineActivity().read().process

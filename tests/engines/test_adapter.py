@@ -165,7 +165,7 @@ async def test_an_engine_that_is_down_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_an_engine_that_falls_silent_times_out_and_is_told_to_stop(streamed: bool) -> None:
+async def test_an_engine_that_stops_answering_times_out_and_gets_an_abort(streamed: bool) -> None:
     silence = asyncio.Event()
     events = [reply([1], 1)] if streamed else []
     async with engine_that(stream(*events, then=silence.wait), read_timeout=0.2) as (engine, paths):
@@ -203,7 +203,7 @@ async def test_events_that_come_together_are_one_chunk() -> None:
     assert chunk.spans == (LabelSpan(label="w", start=0, end=3),)
 
 
-async def test_what_came_before_a_failure_is_given() -> None:
+async def test_text_before_a_failure_is_returned() -> None:
     async with engine_that(stream(reply([1], 1), reply([2], 2), b"{")) as (engine, _):
         chunks = open_stream(engine, ask(stream=True))
         assert (await anext(chunks)).output_ids == (1, 2)
@@ -266,7 +266,7 @@ def test_top_logprobs_leave_out_what_a_mask_keeps_out() -> None:
         ReplyParser().parse(msgspec.json.encode(reply([1, 2], 2, {"type": "stop"}, output_top_logprobs=tops[:1])))
 
 
-async def test_a_constraint_that_is_refused_in_mid_stream_is_told_as_such() -> None:
+async def test_a_constraint_refused_in_mid_stream_is_reported_as_refused() -> None:
     """SGLang sends a token without a log-probability along with the refusal."""
     finish = {"type": "abort", "status_code": 400, "message": "Failed to compile json grammar: no"}
     late = reply([140], 1, finish, output_token_logprobs=[])

@@ -96,7 +96,7 @@ async def test_the_address_may_have_a_path_and_a_user() -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:30000", "ftp://localhost", "http://", "/generate"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="address"):
         Connections(url, limit=1, connect_seconds=1.0, silence_seconds=1.0)
 
@@ -118,7 +118,7 @@ async def test_every_way_to_end_a_body(content: bytes, body: bytes) -> None:
         assert await get(connections) == body
 
 
-async def test_a_connection_that_was_closed_meanwhile_fails_no_call() -> None:
+async def test_a_closed_idle_connection_fails_no_call() -> None:
     """The server has closed it, and the client learns that only with its next request."""
 
     async def answer(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -157,7 +157,7 @@ async def test_an_answer_that_is_cut_is_a_lost_connection(content: bytes) -> Non
             await get(connections)
 
 
-async def test_what_is_not_http_is_a_lost_connection() -> None:
+async def test_an_answer_that_is_not_http_is_a_lost_connection() -> None:
     async with server_that(always(b"* OK IMAP4 ready\r\n")) as (_, connections):
         with pytest.raises(EngineUnavailable, match="not HTTP"):
             await get(connections)
@@ -288,7 +288,7 @@ async def test_a_body_beyond_its_limit_is_refused() -> None:
                     assert len(await reply.read(limit)) == 1000
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_an_unreachable_engine_is_unavailable() -> None:
     connections = Connections(NOBODY, limit=1, connect_seconds=1.0, silence_seconds=1.0)
     for _ in range(2):  # the slot is released
         with pytest.raises(EngineUnavailable, match="cannot be reached"):

@@ -228,7 +228,7 @@ async def test_top_logprobs_are_the_most_probable_tokens(
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_cannot_be_enforced_is_refused_with_the_reason(
+async def test_a_constraint_that_cannot_be_enforced_is_refused_with_the_reason(
     engine: SglangEngine, kind: str, text: str, words: str, *, stream: bool
 ) -> None:
     for _ in range(2):  # the second time from the engine's cache
@@ -262,7 +262,7 @@ async def test_a_constraint_holds_through_a_swap(engine: SglangEngine, models: M
     assert re.fullmatch(pattern, text_of(answer))
 
 
-async def test_an_end_that_is_to_be_ignored_is_none_where_nothing_else_can_come(
+async def test_an_ignored_end_token_ends_a_complete_constrained_answer(
     engine: SglangEngine, http: httpx.AsyncClient, server: Server
 ) -> None:
     if server.kind == "sglang":

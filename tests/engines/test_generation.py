@@ -235,7 +235,7 @@ async def test_the_input_is_scored(
     assert not (await http.post("/generate", json=asked)).json()["meta_info"].get("input_token_logprobs")
 
 
-async def test_what_is_not_in_the_input_is_not_scored(http: httpx.AsyncClient, server: Server) -> None:
+async def test_only_input_tokens_are_scored(http: httpx.AsyncClient, server: Server) -> None:
     if server.kind != "embedded":
         pytest.skip("SGLang answers with its own error")
     body = {"input_ids": [1, 2], "return_logprob": True, "logprob_start_len": 2}

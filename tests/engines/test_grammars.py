@@ -77,7 +77,7 @@ def test_a_constraint_is_a_field_of_the_sampling_parameters() -> None:
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "structural_tag"])
-def test_what_is_no_json_is_the_requests_fault(kind: str) -> None:
+def test_invalid_json_is_an_error_of_the_request(kind: str) -> None:
     for backend in ("llguidance", "xgrammar"):
         with pytest.raises(InvalidRequest, match="JSON object"):
             constraint_for(constraint(kind, "[" * 5000), backend)
@@ -96,7 +96,7 @@ def test_what_is_no_json_is_the_requests_fault(kind: str) -> None:
         {"type": "string", "pattern": "^a+$", "minLength": 3},
     ],
 )
-def test_what_xgrammar_would_pass_over_is_refused(schema: dict[str, Any]) -> None:
+def test_schemas_that_xgrammar_would_ignore_are_refused(schema: dict[str, Any]) -> None:
     check_schema(schema)
     with pytest.raises(SchemaRefused):
         check_for_xgrammar(schema)
@@ -109,7 +109,7 @@ def test_what_xgrammar_would_pass_over_is_refused(schema: dict[str, Any]) -> Non
             constraint_for(given, "xgrammar")
 
 
-def test_what_xgrammar_enforces_is_let_through() -> None:
+def test_schemas_that_xgrammar_enforces_are_accepted() -> None:
     check_for_xgrammar(
         {
             "type": "object",

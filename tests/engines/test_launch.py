@@ -27,7 +27,7 @@ from tests.engines.conftest import NOBODY
 SCRIPTS = SGLANG_SHIM.parent
 
 
-def test_without_sglang_the_remedy_is_said(tmp_path: Path) -> None:
+def test_without_sglang_there_is_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="make sglang-cpu"):
         sglang_cpu_plan(model="m", port=1, venv=tmp_path)
 

@@ -63,7 +63,7 @@ async def test_a_request_names_its_adapter_in_the_body_and_in_the_prefix_key() -
         "LoRA adapter 'run:3' was requested, but LoRA is not enabled. Please launch the server with …",
     ],
 )
-async def test_an_adapter_that_the_engine_lacks_is_no_fault_of_the_request(message: str) -> None:
+async def test_a_missing_adapter_is_not_an_error_of_the_request(message: str) -> None:
     refused = whole(400, {"error": {"message": message}})
     async with engine_that(refused) as (engine, _):
         with pytest.raises(AdapterNotLoaded, match="run:3"):
@@ -72,7 +72,7 @@ async def test_an_adapter_that_the_engine_lacks_is_no_fault_of_the_request(messa
             await engine.score((1, 2), "run:3")
 
 
-async def test_loading_or_unloading_twice_is_no_error() -> None:
+async def test_loading_or_unloading_twice_is_not_an_error() -> None:
     others = {
         "/server_info": NOTHING,
         "/load_lora_adapter": REFUSED,

@@ -87,7 +87,7 @@ async def test_an_engine_that_never_answered_may_still_be_starting(watched: Watc
     assert watched.changes == []
 
 
-async def test_one_answer_in_between_starts_the_patience_anew(watched: Watched) -> None:
+async def test_one_answer_restarts_the_time_out(watched: Watched) -> None:
     await watched.watch.ping_once()
     for _ in range(3):
         watched.server.answers.clear()
@@ -114,7 +114,7 @@ async def test_an_answer_that_stops_in_the_middle_ends(watched: Watched) -> None
     await stalling.aclose()
 
 
-async def test_a_weight_update_is_no_stall(watched: Watched) -> None:
+async def test_a_weight_update_does_not_count_as_a_stall(watched: Watched) -> None:
     stalling = SglangEngine(watched.server.url, EngineSettings(url=watched.server.url, stall_timeout_seconds=0.1))
     watched.server.lie = lambda truth: [truth.chunk(0, 2), 0.5, *truth.whole()[1:]]
     await stalling.pause(PauseMode.IN_PLACE)

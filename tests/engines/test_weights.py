@@ -33,7 +33,7 @@ async def swap_in_the_middle(engine: SglangEngine, models: Models, mode: PauseMo
 
 
 @pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
-async def test_a_swap_in_the_middle_splits_the_spans_and_the_request_goes_on(
+async def test_a_swap_during_a_request_splits_its_spans(
     engine: SglangEngine, models: Models, reference: Reference, mode: PauseMode
 ) -> None:
     answer = await swap_in_the_middle(engine, models, mode)
@@ -46,7 +46,7 @@ async def test_a_swap_in_the_middle_splits_the_spans_and_the_request_goes_on(
     assert before == reference.greedy_after(PROMPT, before)
 
 
-async def test_retracted_requests_go_on_as_if_the_new_weights_had_read_everything(
+async def test_retracted_requests_continue_as_if_computed_by_the_new_weights(
     engine: SglangEngine, models: Models, server: Server, reference_b: Reference
 ) -> None:
     answer = await swap_in_the_middle(engine, models, PauseMode.RETRACT)

@@ -38,7 +38,7 @@ def forest(device: torch.device, tokens: int) -> Tensor:
     ("heads", "kv_heads", "tokens", "width"),
     [(4, 4, 256, 64), (16, 8, 1000, 128), (6, 2, 300, 24), (4, 1, 40, 16), (2, 2, 640, 256)],
 )
-def test_it_computes_what_sdpa_does(
+def test_blocks_compute_the_same_as_sdpa(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, tokens: int, width: int
 ) -> None:
     reach_BT = forest(device, tokens)

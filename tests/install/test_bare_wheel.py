@@ -105,7 +105,7 @@ def test_the_wheel_has_four_names_and_all_files_of_the_packages(wheel: Path, tre
     assert files - packed == set()
 
 
-def test_torch_is_not_there(programs: Path, tmp_path: Path) -> None:
+def test_torch_is_not_installed(programs: Path, tmp_path: Path) -> None:
     names = ("torch", "transformers", "peft", "safetensors", "openai")
     code = f"import importlib.util as u; print([name for name in {names} if u.find_spec(name)])"
     assert run(programs, "python", "-c", code, cwd=tmp_path).stdout.strip() == "[]"
@@ -154,7 +154,7 @@ def test_the_trainer_itself_names_its_extra(programs: Path, tmp_path: Path, word
     assert "Traceback" not in ended.stderr
 
 
-def test_the_doctor_says_what_is_absent(programs: Path, tmp_path: Path) -> None:
+def test_the_doctor_reports_missing_packages(programs: Path, tmp_path: Path) -> None:
     ended = run(programs, "base-rl", "doctor", "--port", "0", cwd=tmp_path)
     assert "torch" in ended.stdout
     assert "pip install -c constraints.txt -e '.[embedded,train]'" in ended.stdout

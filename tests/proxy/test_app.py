@@ -150,7 +150,7 @@ async def test_a_restart_keeps_everything(tmp_path: Path, model: Path, engine: F
         assert (await client.post("/v1/feedback", json=body)).json() == first
 
 
-async def test_without_an_engine_it_says_what_to_do(tmp_path: Path, model: Path) -> None:
+async def test_without_an_engine_there_is_an_error_with_advice(tmp_path: Path, model: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"engine\.url.*base-rl up"):
         create_app(settings_for(tmp_path, model))
 

@@ -13,7 +13,7 @@ _STEPS = st.lists(
 
 
 @given(steps=_STEPS, most=st.integers(0, 12), weighs=st.booleans())
-def test_it_holds_what_was_used_last_and_no_more_than_its_bound(
+def test_it_keeps_the_most_recently_used_entries_up_to_its_bound(
     steps: list[tuple[str, int, int]], most: int, weighs: bool
 ) -> None:
     evicted: list[tuple[int, int]] = []

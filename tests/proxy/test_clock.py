@@ -25,7 +25,7 @@ def test_it_is_the_systems_time() -> None:
     assert system_clock() == pytest.approx(time.time(), abs=5)
 
 
-def test_a_clock_that_is_set_back_goes_on_at_its_pace_until_it_has_caught_up() -> None:
+def test_a_clock_that_is_set_back_continues_from_its_last_time() -> None:
     hands = Hands()
     hands.pass_(10)
     assert hands.clock() == 1_000_010.0

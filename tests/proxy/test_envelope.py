@@ -162,7 +162,7 @@ def _check(asked: str, path: str, answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("name", ["\0", "x" * 5000, "é" * 200, "../endpoints.py", "vendor", "", "admin.css/"])
-async def test_names_of_static_files_are_looked_up_and_are_no_paths(app: Application, name: str) -> None:
+async def test_names_of_static_files_are_not_paths(app: Application, name: str) -> None:
     answer = await ask(app, "GET", f"/admin/static/{name}")
     assert answer.status == 404
     assert answer.headers[b"content-type"].startswith(b"text/html")
@@ -194,7 +194,7 @@ async def test_a_query_that_means_nothing_is_refused(app: Application, path: str
     assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, param)
 
 
-async def test_what_nobody_caught_is_an_envelope_too(app: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_uncaught_exception_is_an_envelope_too(app: Application, monkeypatch: pytest.MonkeyPatch) -> None:
     """The framework has an outermost layer of its own, which would otherwise answer first, in plain text."""
 
     async def broken() -> None:

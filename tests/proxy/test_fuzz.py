@@ -108,7 +108,7 @@ def document(proxy: str) -> Any:
     return schemathesis.openapi.from_url(f"{proxy}/openapi.json").exclude(path_regex="/events$")
 
 
-def test_what_the_document_describes_and_what_it_does_not(document: Any) -> None:
+def test_valid_and_invalid_requests_of_every_operation(document: Any) -> None:
     """Requests for every operation of the document, both valid and invalid."""
     operations = [found.ok() for found in document.get_all_operations()]
     assert len(operations) > len(POSTS)
@@ -221,7 +221,7 @@ OTHERS_FIELDS = ("many answers", "many tools", "many stop strings", "a number of
 
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_meant_to_hurt_is_refused(proxy: str, path: str, name: str) -> None:
+def test_malicious_bodies_are_refused(proxy: str, path: str, name: str) -> None:
     answer = post(proxy, path, HOSTILE[name])
     if path == "/v1/sessions" and name in ("no body", "a null"):
         assert answer.status_code == 201  # a session needs no texts
@@ -243,7 +243,7 @@ def test_a_body_beyond_the_bound_is_413(proxy: str, path: str) -> None:
     check(answer.status_code, answer.headers, answer.content)
 
 
-def test_memory_comes_back_after_large_bodies(proxy: str) -> None:
+def test_memory_is_returned_after_large_bodies(proxy: str) -> None:
     large = said(messages=[{"role": "user", "content": "word " * (5 << 20)}])
     process = psutil.Process()
     post(proxy, "/v1/chat/completions", large)

@@ -48,7 +48,7 @@ async def _until_ready(client: httpx.AsyncClient, *, ready: bool) -> dict[str, s
     return missing
 
 
-async def test_a_stopped_engine_is_noticed_named_and_taken_back(
+async def test_a_stopped_engine_is_noticed_named_and_used_again(
     tmp_path: Path,
     model: Path,
     process: tuple[LaunchPlan, subprocess.Popen[bytes]],

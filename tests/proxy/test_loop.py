@@ -141,7 +141,7 @@ async def test_a_path_a_header_and_the_conversation_name_sessions(client: httpx.
     assert (named["external_id"], len(named["turns"])) == ("task-1", 2)
 
 
-async def test_an_engine_that_is_down_answers_503_and_comes_back_by_itself(
+async def test_calls_get_503_while_the_engine_is_down_and_are_served_afterwards(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.down = True

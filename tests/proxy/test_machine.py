@@ -53,7 +53,7 @@ def test_open_descriptors_are_counted() -> None:
     assert machine.descriptor_limit() > before
 
 
-def test_where_no_descriptor_is_left_to_count_them_all_are_open() -> None:
+def test_without_a_descriptor_to_count_all_are_taken_as_open() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = machine.open_descriptors()
     if used is None:

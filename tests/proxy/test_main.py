@@ -84,7 +84,7 @@ def test_an_answered_reward_survives_a_kill(tmp_path: Path, model: Path) -> None
         assert client.post("/v1/feedback", json=body).json() == first.json()
 
 
-def test_without_its_engine_it_serves_what_needs_none_and_stops_when_told(tmp_path: Path, model: Path) -> None:
+def test_without_an_engine_other_endpoints_work_and_a_stop_is_obeyed(tmp_path: Path, model: Path) -> None:
     with proxy(tmp_path, model) as (process, client):
         assert client.get("/healthz").status_code == 200
         ready = client.get("/readyz")
@@ -152,7 +152,7 @@ def test_a_damaged_store_is_found_at_the_start(tmp_path: Path, model: Path) -> N
     assert "restore the store from a backup" in line
 
 
-def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path, model: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_a_one_line_error(tmp_path: Path, model: Path) -> None:
     (tmp_path / "file").touch()
     line = refused(tmp_path / "file", model, 2)
     assert f"the data directory {tmp_path / 'file' / 'data'} cannot be used (Not a directory)" in line
@@ -161,7 +161,7 @@ def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path, mode
     assert "base-rl.sqlite3 cannot be written" in refused(tmp_path, model, 2)
 
 
-def test_a_database_that_is_away_is_one_line_and_another_exit_status(tmp_path: Path, model: Path) -> None:
+def test_an_unreachable_database_is_one_line_and_another_exit_status(tmp_path: Path, model: Path) -> None:
     """A supervisor may start it again later with success."""
     url = "postgresql://somebody:secret@127.0.0.1:1/store?connect_timeout=2"
     assert DATABASE_AWAY == AWAY

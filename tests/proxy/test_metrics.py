@@ -141,7 +141,7 @@ def test_rewards_and_swaps() -> None:
     assert seen["base_rl_swap_seconds_sum", ""] == 0.5
 
 
-def test_the_newest_step_of_a_run_is_told_and_an_older_one_is_not() -> None:
+def test_only_the_newest_step_of_a_run_is_exported() -> None:
     metrics = Metrics()
     first = values(metrics, steps={"policy": LastStep(3, 1000.5, {"reward_mean": 0.25, "kl_reference": 0.1})})
     assert first["base_rl_step", "metric=reward_mean,run=policy"] == 0.25
@@ -159,7 +159,7 @@ def test_a_step_of_many_metrics_does_not_flood_prometheus() -> None:
     assert seen["base_rl_step", "metric=entropy,run=policy"] == 1.0
 
 
-def test_the_engine_is_as_busy_as_it_is_said_to_be() -> None:
+def test_the_engine_reports_its_busy_time() -> None:
     now = [100.0]
     activity = EngineActivity(lambda: now[0])
     metrics = Metrics(activity)

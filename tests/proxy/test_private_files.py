@@ -53,7 +53,7 @@ async def start(settings: Settings, model: Path) -> list[str]:
     return [path for entry in logs if "other users" in entry["event"] for path in entry["paths"]]
 
 
-async def test_what_the_proxy_makes_is_its_owners_alone(tmp_path: Path, model: Path) -> None:
+async def test_files_made_by_the_proxy_are_readable_only_by_their_owner(tmp_path: Path, model: Path) -> None:
     settings = settings_for(tmp_path, model)
     assert await start(settings, model) == []
     assert mode(settings.server.data_dir) == "0o700"
@@ -62,7 +62,7 @@ async def test_what_the_proxy_makes_is_its_owners_alone(tmp_path: Path, model: P
     assert mode(tmp_path / "copy") == "0o600"
 
 
-async def test_what_an_earlier_version_left_open_is_closed_and_said(tmp_path: Path, model: Path) -> None:
+async def test_readable_files_of_an_earlier_version_are_restricted_and_logged(tmp_path: Path, model: Path) -> None:
     settings = settings_for(tmp_path, model)
     await start(settings, model)
     data_dir = settings.server.data_dir
@@ -98,7 +98,7 @@ async def test_logs_and_exports_are_private(tmp_path: Path) -> None:
     writer.abandon()
 
 
-def test_a_file_that_is_there_keeps_its_content_and_one_that_cannot_be_made_is_nobodys_error_here(
+def test_an_existing_file_keeps_its_content_and_one_that_cannot_be_made_is_ignored(
     tmp_path: Path,
 ) -> None:
     with open_file(tmp_path / "file", "wb") as file:

@@ -60,7 +60,7 @@ def test_a_wrong_command_line_value_is_named() -> None:
         load_settings(None, {"server": {"port": 70000}})
 
 
-def test_a_file_that_is_missing_or_broken_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_or_broken_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot read"):
         load_settings(tmp_path / "none.toml")
     with pytest.raises(ConfigurationError, match="not valid TOML"):
@@ -102,13 +102,13 @@ def test_a_database_is_named_without_its_driver(url: str, used: str) -> None:
         "postgresql://me:hush@db:port/store",
     ],
 )
-def test_what_is_no_database_of_ours_is_refused_with_what_to_write_and_without_its_password(url: str) -> None:
+def test_an_unsupported_database_url_is_refused_with_advice_and_without_its_password(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"database\.url.*postgresql://user:password@host") as refused:
         load_settings(None, {"database": {"url": url}})
     assert "hush" not in str(refused.value)
 
 
-def test_another_process_gets_the_same_settings_whatever_its_own_environment_says(
+def test_another_process_gets_the_same_settings_in_any_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {
@@ -185,7 +185,7 @@ def test_only_the_scripted_engine_has_a_script() -> None:
         load_settings(None, {"engine": {"script": "my.toml"}})
 
 
-def test_what_is_wrong_is_said_with_its_whole_key(tmp_path: Path) -> None:
+def test_errors_name_the_whole_key(tmp_path: Path) -> None:
     file = tmp_path / "base-rl.toml"
     file.write_text('engine = 3\n[run]\nnmae = "x"\n')
     with pytest.raises(ConfigurationError) as refused:

@@ -27,7 +27,7 @@ def rewards(*versions: int) -> list[tuple[int, Any]]:
     return [(version, pytest.approx(version / 10)) for version in versions]
 
 
-def test_mlflow_goes_on_in_the_same_run(drive: Drive, tmp_path: Path) -> None:
+def test_mlflow_continues_the_same_run(drive: Drive, tmp_path: Path) -> None:
     tell(drive, tmp_path, "mlflow", (1, 2, 3), (4, 5), (5, 6))
     (run,) = drive("read", "mlflow", str(tmp_path / "mlflow"))
     assert (run["experiment"], run["name"], run["status"]) == (PROJECT, "policy", "FINISHED")
@@ -36,7 +36,7 @@ def test_mlflow_goes_on_in_the_same_run(drive: Drive, tmp_path: Path) -> None:
     assert run["history"][0][2] == 1_700_000_001_000
 
 
-def test_mlflow_is_told_where(drive: Drive, tmp_path: Path) -> None:
+def test_mlflow_uses_the_configured_address(drive: Drive, tmp_path: Path) -> None:
     tell(drive, tmp_path, "mlflow", (1,), mlflow={"tracking_uri": f"sqlite:///{tmp_path}/mlflow.sqlite3"})
     (run,) = drive("read", "mlflow", str(tmp_path))
     assert [step for step, _, _ in run["history"]] == [1]
@@ -67,7 +67,7 @@ def test_wandb_without_a_key_is_a_failure_of_its_own(drive: Drive, tmp_path: Pat
     assert told == {"ended": True, "wandb": 0, "mlflow": 2}
 
 
-def test_trackio_goes_on_in_the_same_run(drive: Drive, tmp_path: Path) -> None:
+def test_trackio_continues_the_same_run(drive: Drive, tmp_path: Path) -> None:
     tell(drive, tmp_path, "trackio", (1, 2, 3), (4, 5))
     (run,) = drive("read", "trackio", str(tmp_path), TRACKIO_DIR=str(tmp_path / "trackio"))
     assert run["name"] == f"policy-{about(1).id}"

@@ -64,7 +64,7 @@ def test_knows_no_more_than_an_address_and_a_key() -> None:
     assert "base_rl" not in source.replace("base_url", "")
 
 
-def test_as_a_program_it_says_what_is_wrong() -> None:
+def test_as_a_program_it_reports_errors() -> None:
     """Nothing listens on port 9 of this machine."""
     environment = os.environ | {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "x"}
     command = [sys.executable, agent.__file__, "What is 1 + 1?"]

@@ -52,7 +52,7 @@ def test_its_template_is_the_one_in_the_source(tokenizer: PreTrainedTokenizerFas
     assert tokenizer.chat_template == chat_template()
 
 
-def test_it_starts_poor_with_a_spark(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_it_starts_with_a_low_but_nonzero_reward(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     sampled = measure(model, tokenizer, temperature=1.0, count=256)
     greedy = measure(model, tokenizer, temperature=0.0, count=128)
     assert 0.1 <= sampled.mean_reward <= 0.3
@@ -124,7 +124,7 @@ def test_the_template_without_tools(
 
 
 @pytest.mark.parametrize("habit", list(Habit))
-def test_examples_train_what_the_assistant_says(tokenizer: PreTrainedTokenizerFast, habit: Habit) -> None:
+def test_examples_train_the_assistants_messages(tokenizer: PreTrainedTokenizerFast, habit: Habit) -> None:
     messages = conversation(Problem(a=12, op="*", b=7), habit, random.Random(0))
     example = encode(tokenizer, messages)
     said = tokenizer.decode([label for label in example.labels if label != IGNORED])

@@ -86,7 +86,7 @@ async def test_a_wrong_key_ends_the_harness() -> None:
         await run_harness(server, 2, Plan())
 
 
-async def test_stopping_cancels_what_is_under_way() -> None:
+async def test_stopping_cancels_work_in_progress() -> None:
     server = ScriptedServer(right_for_sums)
     server.hold.clear()
     progress = Progress()

@@ -65,6 +65,6 @@ def test_a_request_without_parameters_has_the_defaults() -> None:
     assert (body.sampling, limit) == (Sampling(), 128)
 
 
-def test_one_constraint_is_read_as_what_it_is() -> None:
+def test_a_constraint_is_read_back_unchanged() -> None:
     body, _ = read(sampling_params={"regex": "a+", "max_new_tokens": 3})
     assert body.sampling.constraint == Constraint(kind=ConstraintKind.REGEX, text="a+")

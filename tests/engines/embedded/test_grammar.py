@@ -55,7 +55,7 @@ async def test_requests_with_one_grammar_do_not_share_how_far_they_are() -> None
     assert [set(row.nonzero()[:, 0].tolist()) for row in allowed] == [ids("b"), ids("a")]
 
 
-async def test_what_is_beyond_bounds_is_refused() -> None:
+async def test_values_beyond_bounds_are_refused() -> None:
     grammars = compiler()
     too_long = Constraint(kind=ConstraintKind.JSON_SCHEMA, text="{}" + " " * grammar_compiler.MOST_CHARACTERS)
     rules_in_a_row = "\n".join(f'r{number}: "a"' for number in range(grammar_compiler.MOST_LINES + 1))
@@ -64,7 +64,9 @@ async def test_what_is_beyond_bounds_is_refused() -> None:
             await grammars.compile(constraint, [])
 
 
-async def test_what_takes_too_long_is_refused_and_the_next_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A compiler's thread cannot be ended, so another thread compiles the next grammar."""
     # A private method, because no grammar is slow enough on every machine and within the bounds on its size.
     grammars, compile_now, ending = compiler(), GrammarCompiler._compile, threading.Event()
@@ -104,7 +106,7 @@ async def test_a_grammar_that_becomes_too_large_ends_its_request_alone(
     assert free.finish == {"type": "length", "length": 12}
 
 
-def test_only_what_is_allowed_is_drawn_and_scored() -> None:
+def test_only_allowed_tokens_are_sampled_and_scored() -> None:
     logits = torch.randn(400, 40, generator=generator())
     some: Any = rules(constraint=regex("a"), top_logprobs=4)
     batch = BatchRules([some if row % 2 else rules(top_logprobs=2) for row in range(400)], CPU)

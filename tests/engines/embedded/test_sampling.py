@@ -67,7 +67,7 @@ def test_cut_keeps_the_smallest_most_probable_set(seed: int, top_p: float, top_k
         assert full or mass[chosen] < min_p * mass[0] + 1e-6, "nothing is cut without a reason"
 
 
-def test_a_draw_never_leaves_what_is_allowed() -> None:
+def test_a_sampled_token_is_always_allowed() -> None:
     logits = torch.randn(512, 40, generator=generator())
     batch = BatchRules([rules(top_k=3)] * 512, CPU)
     tokens, *_ = sample(logits, batch, [[]] * 512, generator())

@@ -112,7 +112,7 @@ THOUGHT = Rule(text="Hello", reasoning="Think.")
         ("llama", Opening.PLAIN, THOUGHT, "<think>\nThink.\n</think>\n\nHello<|eot_id|>"),
     ],
 )
-def test_reasoning_stands_where_the_prompt_has_room_for_it(
+def test_reasoning_is_written_where_the_prompt_permits_it(
     tmp_path: Path, name: str, opening: Opening, rule: Rule, written: str
 ) -> None:
     assert Answers(family(name, tmp_path)).text(rule, opening) == written

@@ -22,7 +22,7 @@ from tests.engines.test_generation import (  # noqa: F401
 )
 from tests.engines.test_weights import (  # noqa: F401
     test_a_failing_update_keeps_the_old_weights,
-    test_a_swap_in_the_middle_splits_the_spans_and_the_request_goes_on,
+    test_a_swap_during_a_request_splits_its_spans,
     test_abort_mode_ends_requests_with_what_they_have,
     test_after_a_swap_new_requests_are_wholly_of_the_new_weights,
     test_labelling_keeps_requests_and_splits_their_spans,

@@ -69,13 +69,13 @@ def test_the_last_question_is_found_however_long_it_is(prompts: Prompts, text: s
     assert prompts.last(*history, user(text)).text == text
 
 
-def test_the_result_of_a_tool_is_no_question(prompts: Prompts) -> None:
+def test_the_result_of_a_tool_is_not_a_question(prompts: Prompts) -> None:
     last = prompts.last(user("first"), CALLED, result("42"))
     assert last.role == "tool"
     assert last.text.strip('"') == "42"
 
 
-def test_of_several_results_the_last_counts(own: Prompts) -> None:
+def test_the_last_of_several_results_counts(own: Prompts) -> None:
     both = {**CALLED, "tool_calls": [CALL, CALL]}
     assert own.last(user("first"), both, result("one"), result(LONG)).text == LONG
 
@@ -91,12 +91,12 @@ def test_a_system_message_at_the_end(own: Prompts) -> None:
     assert (last.role, last.text) == ("system", "now in French")
 
 
-def test_a_raw_prompt_is_told_from_a_conversation(own: Prompts) -> None:
+def test_a_raw_prompt_is_distinguished_from_a_conversation(own: Prompts) -> None:
     assert own.reader.read(own.template.encode("Once upon a time")).role == "prompt"
     assert own.reader.read(own.template.encode(LONG)).text == LONG
 
 
-def test_the_prompt_says_where_the_answer_begins(tmp_path: Path) -> None:
+def test_the_prompt_determines_where_the_answer_begins(tmp_path: Path) -> None:
     reasoner = Prompts(family("reasoner", tmp_path / "reasoner"))
     assert reasoner.last(user("Hi")).opening is Opening.INSIDE_REASONING
     own = Prompts(family("own", tmp_path))
@@ -123,7 +123,7 @@ def test_reading_does_not_depend_on_the_conversations_length(own: Prompts, monke
 
 
 @given(st.lists(st.sampled_from(["user", "tool"]), min_size=1, max_size=4), st.text("ab \n<>/|_", max_size=30))
-def test_any_text_comes_back(roles: list[str], text: str) -> None:
+def test_any_text_is_restored(roles: list[str], text: str) -> None:
     prompts = Prompts(own_template())
     messages: list[dict[str, Any]] = []
     for role in roles:

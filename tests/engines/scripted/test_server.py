@@ -197,7 +197,7 @@ async def test_an_answer_that_breaks_a_constraint_is_refused_with_the_place(clie
     assert (await asked("count", regex="one two three four five six", max_new_tokens=3)).status_code == 200
 
 
-async def test_it_counts_what_each_rule_answered(client: httpx.AsyncClient) -> None:
+async def test_it_counts_the_answers_of_each_rule(client: httpx.AsyncClient) -> None:
     await client.post("/generate", json=body("count"))
     info = (await client.get("/server_info")).json()
     assert info["answers_by_rule"] == [0, 0, 0, 1, 0, 0]
@@ -237,7 +237,7 @@ async def test_the_adapter_hears_of_failures_as_of_any_engines(engine: SglangEng
         await engine.load_weights("/no/such/directory", "z")
 
 
-def test_a_wrong_script_is_said_and_ends_the_engine(tmp_path: Path) -> None:
+def test_a_wrong_script_is_reported_and_ends_the_engine(tmp_path: Path) -> None:
     script = tmp_path / "script.toml"
     script.write_text("[[rule]]\ntext = 1")
     for arguments in (["--script", str(script)], ["--model", str(tmp_path)]):

@@ -151,7 +151,7 @@ async def test_hostile_content_stays_text_everywhere(site: Site, run_id: str) ->
     assert "&lt;script&gt;alert(1)" in (await site.client.get(f"/admin/sessions/{session}")).text
 
 
-async def test_a_revision_is_told_wherever_the_session_is_shown(site: Site, run_id: str) -> None:
+async def test_a_revision_is_shown_wherever_the_session_is(site: Site, run_id: str) -> None:
     wanted = SessionFilter(training="consumed", min_reward=1.0)
     one, other = (await site.overview.sessions(run_id, wanted, limit=2)).sessions
     turn = (await site.overview.session(other.id)).turns[1].id
@@ -195,7 +195,7 @@ async def test_a_revision_is_told_wherever_the_session_is_shown(site: Site, run_
     )
 
 
-async def test_hostile_names_in_addresses_and_forms_come_back_as_text(site: Site, run_id: str) -> None:
+async def test_hostile_names_in_addresses_and_forms_are_shown_as_text(site: Site, run_id: str) -> None:
     await enter(site)
     reply = await site.client.get("/admin/runs/%3Cscript%3Ealert(1)%3C%2Fscript%3E")
     assert reply.status_code == 404
@@ -229,7 +229,7 @@ async def test_how_calls_were_attributed_is_shown_and_explained(site: Site, run_
         )
 
 
-async def test_a_run_says_how_many_calls_told_nothing_and_what_to_do(site: Site, run_id: str) -> None:
+async def test_a_run_reports_calls_without_rewards_with_advice(site: Site, run_id: str) -> None:
     await enter(site)
     silent = await add_run(site.database, name="silent")
     await add_session(site.database, silent, now=NOW)
@@ -244,7 +244,7 @@ async def test_a_run_says_how_many_calls_told_nothing_and_what_to_do(site: Site,
     assert "unattributed" not in (await site.client.get("/admin/runs/calculator")).text
 
 
-async def test_the_sessions_table_is_a_fragment_for_htmx_and_goes_on_page_by_page(site: Site, run_id: str) -> None:
+async def test_the_sessions_table_is_an_htmx_fragment_with_pages(site: Site, run_id: str) -> None:
     await enter(site)
     fragment = await site.client.get("/admin/runs/calculator/sessions", headers={"hx-request": "true"})
     assert "<html" not in fragment.text
@@ -297,7 +297,7 @@ async def test_addresses_that_mean_nothing_are_refused_by_name(site: Site, run_i
     assert (fragment.status_code, fragment.headers["hx-redirect"]) == (400, path)
 
 
-async def test_the_address_says_which_sessions_are_shown(site: Site, run_id: str) -> None:
+async def test_the_address_contains_the_filters_of_sessions(site: Site, run_id: str) -> None:
     """Empty fields of the form are not part of it; live updates of a page do not change it."""
     await enter(site)
     given = {"state": "", "training": "consumed", "group": "", "min_reward": "−0,5", "max_reward": ""}

@@ -62,7 +62,7 @@ async def test_the_cookie_cannot_be_read_by_scripts_or_sent_by_others_and_holds_
 
 
 @pytest.mark.parametrize("kind", [PrincipalKind.TRAINER, PrincipalKind.SESSION])
-async def test_wrong_keys_are_told_why(site: Site, run_id: str, kind: PrincipalKind) -> None:
+async def test_wrong_keys_get_the_reason(site: Site, run_id: str, kind: PrincipalKind) -> None:
     unknown = await site.client.post("/admin/login", data={"key": "rl-admin-wrong"}, headers=OWN)
     assert unknown.status_code == 401
     assert "unknown here" in unknown.text
@@ -162,5 +162,5 @@ async def test_another_sites_form_changes_nothing(site: Site, run_id: str, heade
         "",
     ],
 )
-def test_nobody_is_sent_elsewhere_after_signing_in(path: str) -> None:
+def test_signing_in_never_redirects_to_another_site(path: str) -> None:
     assert local_path(path) == "/admin"

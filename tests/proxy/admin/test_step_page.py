@@ -65,7 +65,7 @@ async def sampled_step(site: Site, run_id: str) -> str:
 
 
 @pytest.mark.parametrize(("by", "style"), [("", "h8"), ("?by=gap", "h8"), ("?by=advantage", "d8")])
-async def test_tokens_are_coloured_and_the_conditions_are_told(site: Site, run_id: str, by: str, style: str) -> None:
+async def test_tokens_are_coloured_and_the_conditions_are_shown(site: Site, run_id: str, by: str, style: str) -> None:
     key = await site.credentials.create(PrincipalKind.ADMIN)
     await site.client.post("/admin/login", data={"key": key.text}, headers={"origin": ORIGIN})
     session = await sampled_step(site, run_id)
@@ -101,7 +101,7 @@ async def test_a_fitted_version_is_not_offered_to_be_replayed(site: Site, run_id
     assert "served since" not in page
 
 
-async def test_a_rejected_version_says_why_on_its_page_and_in_the_list(site: Site, run_id: str) -> None:
+async def test_a_rejected_version_is_shown_with_its_reason(site: Site, run_id: str) -> None:
     key = await site.credentials.create(PrincipalKind.ADMIN)
     await site.client.post("/admin/login", data={"key": key.text}, headers={"origin": ORIGIN})
     await site.database.commit(

@@ -21,7 +21,7 @@ MESSAGES = st.dictionaries(
 
 
 @given(st.lists(MESSAGES, max_size=3), MESSAGES)
-def test_whatever_a_client_sent_can_be_drawn(messages: list[dict[str, Any]], answer: dict[str, Any]) -> None:
+def test_any_text_of_a_client_can_be_printed(messages: list[dict[str, Any]], answer: dict[str, Any]) -> None:
     (turn,) = draw([_turn("turn_1", None, messages, answer)], [])
     assert len(turn.messages) == len(messages) + 1
 
@@ -59,7 +59,7 @@ def test_a_branch_names_where_it_begins() -> None:
     ]
 
 
-def test_a_branch_off_the_middle_of_the_turn_before_is_told_from_what_goes_on() -> None:
+def test_a_branch_within_a_turn_is_distinguished_from_a_continuation() -> None:
     first = msgspec.structs.replace(_turn("a", None, [], None), prompt_tokens=30, output_tokens=10)
     title = msgspec.structs.replace(_turn("b", "a", [], None), continuation="edited", prefix_tokens=3)
     after_all = msgspec.structs.replace(title, prefix_tokens=40)

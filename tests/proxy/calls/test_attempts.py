@@ -61,7 +61,7 @@ async def test_three_attempts_of_one_name_are_three_sessions(
     assert (await world.http.get(f"/v1/sessions/{found[0]}")).json()["attempt"] == 1
 
 
-async def test_what_goes_on_from_the_attempt_that_ended_stays_with_it(world: World) -> None:
+async def test_a_call_that_continues_the_ended_attempt_belongs_to_it(world: World) -> None:
     """A summary after the score belongs to it by its conversation, or by the id of a tool call whose text was
     changed."""
     agent = Agent(world, USER, headers={"X-Base-RL-Session": "fixed-name"}, tools=TOOLS)

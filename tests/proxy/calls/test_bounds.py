@@ -140,7 +140,7 @@ async def test_ids_of_prompts_have_room_of_their_own(world: World) -> None:
         await read(world, body, never, prompt_ids=True)
 
 
-async def test_what_is_no_conversation_has_a_bound_in_bytes(world: World) -> None:
+async def test_everything_but_the_conversation_has_a_bound_in_bytes(world: World) -> None:
     body = json.dumps({"model": "policy", "metadata": {"a": "b" * (5 << 20)}, "messages": [USER]}).encode()
     with pytest.raises(InvalidRequest, match=r"4 MiB .*requests\.max_options_mib.*metadata has 52") as refused:
         await read(world, body, never)
@@ -159,7 +159,7 @@ async def test_values_inside_of_arguments_count(world: World) -> None:
     ("path", "field"),
     [("/v1/chat/completions", "messages"), ("/v1/messages", "messages"), ("/v1/responses", "input")],
 )
-async def test_900_000_messages_are_a_400_that_says_what_to_do(world: World, path: str, field: str) -> None:
+async def test_900_000_messages_are_a_400_with_advice(world: World, path: str, field: str) -> None:
     raw = b'{"model":"policy","max_tokens":1,"%b":[%b]}' % (
         field.encode(),
         b",".join([b'{"role":"user","content":"a"}'] * 900_000),
@@ -210,7 +210,7 @@ async def test_one_long_message_in_a_small_call_is_tokenised_beside_the_loop(
 
 @pytest.mark.parametrize("text", ["a", "<|im_end|>", "é😀", " "])
 @pytest.mark.parametrize("length", [2_500, 16_000, 100_000])
-async def test_text_beyond_the_context_is_told_as_such(world: World, text: str, length: int) -> None:
+async def test_text_beyond_the_context_is_reported_as_too_long(world: World, text: str, length: int) -> None:
     """The context has 512 tokens."""
     answer = await world.post({"messages": [{"role": "assistant", "content": text * length}, USER]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
@@ -230,7 +230,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return threads
 
 
-async def test_a_large_call_is_answered_and_goes_on(world: World) -> None:
+async def test_a_large_call_is_answered_and_can_be_continued(world: World) -> None:
     messages: list[Any] = [{"role": "user" if number % 2 else "assistant", "content": "a"} for number in range(1, 40)]
     tools = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(3)]
     metadata = {f"key{number}": "v" for number in range(9_000)}

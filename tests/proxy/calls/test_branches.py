@@ -87,7 +87,7 @@ async def test_a_title_call_without_any_name_does_not_disturb_the_conversation(w
 
 
 @pytest.mark.parametrize("headers", TOLD)
-async def test_a_reflection_without_tools_branches_and_the_agent_goes_on_from_before_it(
+async def test_a_reflection_without_tools_branches_and_the_agent_continues_from_before_it(
     world: World, headers: dict[str, str]
 ) -> None:
     agent = Agent(world, CODER, FIX, headers=headers, tools=TOOLS)
@@ -101,7 +101,7 @@ async def test_a_reflection_without_tools_branches_and_the_agent_goes_on_from_be
 
 
 @pytest.mark.parametrize("headers", TOLD)
-async def test_forks_of_a_memory_both_go_on(world: World, headers: dict[str, str]) -> None:
+async def test_both_forks_of_a_conversation_continue(world: World, headers: dict[str, str]) -> None:
     agent = Agent(world, CODER, FIX, headers=headers)
     await agent.ask(answer="Plan: read, then edit.")
     await agent.ask(user("Read."), answer="add() subtracts.")
@@ -123,7 +123,7 @@ async def test_forks_of_a_memory_both_go_on(world: World, headers: dict[str, str
 
 
 @pytest.mark.parametrize("headers", TOLD)
-async def test_a_fork_at_an_earlier_turn_goes_on_from_there(world: World, headers: dict[str, str]) -> None:
+async def test_a_fork_at_an_earlier_turn_continues_from_there(world: World, headers: dict[str, str]) -> None:
     agent = Agent(world, CODER, FIX, headers=headers)
     await agent.ask(answer="Plan: read, then edit.")
     back = agent.fork()
@@ -133,7 +133,7 @@ async def test_a_fork_at_an_earlier_turn_goes_on_from_there(world: World, header
     assert (await shape(world))[-1] == (0, "exact")
 
 
-async def test_what_a_compaction_leaves_is_a_branch_and_goes_on(world: World) -> None:
+async def test_a_compacted_conversation_is_a_branch_that_continues(world: World) -> None:
     """The agent requests a summary of its history, and continues with the summary and the latest messages."""
     agent = Agent(world, CODER, FIX, headers=NAMED)
     await agent.ask(answer="I read the file.")
@@ -151,7 +151,7 @@ async def test_what_a_compaction_leaves_is_a_branch_and_goes_on(world: World) ->
     assert compacted.prefix_tokens >= len(world.template.encode(CODER["content"])), "the system prompt is shared"
 
 
-async def test_a_compaction_without_any_name_opens_a_session_that_goes_on(world: World) -> None:
+async def test_a_compaction_without_a_name_opens_a_session_that_continues(world: World) -> None:
     agent = Agent(world, CODER, FIX)
     await agent.ask(answer="I read the file.")
     agent.messages = [CODER, user("So far: the file was read.")]
@@ -221,7 +221,7 @@ async def test_sub_agents_in_parallel_keep_to_their_own_branches(world: World) -
     await whole_paths(world)
 
 
-async def test_two_agents_with_the_same_words_go_on_apart(world: World) -> None:
+async def test_two_agents_with_equal_texts_continue_separately(world: World) -> None:
     """A group's attempts begin alike, and their first answers may be equal too."""
     agents = [Agent(world, CODER, FIX) for _ in range(3)]
     world.say("Plan: read, then edit.")
@@ -236,7 +236,7 @@ async def test_two_agents_with_the_same_words_go_on_apart(world: World) -> None:
     assert sorted(session for session, _, _ in await tree(world)) == sorted(4 * [mine[0] for mine in sessions])
 
 
-async def test_a_conversation_that_goes_on_after_its_final_reward_is_a_new_session(world: World) -> None:
+async def test_a_conversation_continued_after_its_final_reward_is_a_new_session(world: World) -> None:
     agent = Agent(world, CODER, FIX)
     await agent.ask(answer="It is fixed.")
     ended = agent.sessions[0]

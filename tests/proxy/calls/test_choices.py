@@ -56,7 +56,7 @@ async def test_each_choice_is_a_turn_of_its_own_and_a_sibling_of_the_others(worl
     assert len(world.seen.turns) == 4
 
 
-async def test_only_the_choice_that_is_gone_on_with_is_about_the_reward(world: World) -> None:
+async def test_only_the_continued_choice_gets_the_reward(world: World) -> None:
     """A call with three choices, of which the agent continues the second, and a last call with two."""
     world.say(*TEXTS)
     said = (await world.post({"n": 3}, x_base_rl_session="job")).json()["choices"][1]["message"]
@@ -97,7 +97,7 @@ async def test_n_up_to_128(world: World) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
 
 
-async def test_any_choice_can_be_gone_on_from(world: World) -> None:
+async def test_any_choice_can_be_continued(world: World) -> None:
     world.say(*TEXTS)
     answer = (await world.post({"n": 3})).json()
     chosen = answer["choices"][1]["message"]

@@ -301,7 +301,7 @@ def test_beside_an_answer_in_a_schema_calls_may_come(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.reasoning])
-def test_thinking_comes_before_what_is_promised(family: str) -> None:
+def test_thinking_comes_before_the_constrained_answer(family: str) -> None:
     thoughts = []
     for seed in range(12):
         asked = call(answer_format=AnswerFormat(schema=CITY))
@@ -311,7 +311,7 @@ def test_thinking_comes_before_what_is_promised(family: str) -> None:
     assert any(thoughts)
 
 
-def test_nothing_is_constrained_where_nothing_is_promised() -> None:
+def test_without_a_constraint_nothing_is_constrained() -> None:
     for asked in (
         call(),
         call(tools=[function("f", CITY)]),
@@ -344,7 +344,7 @@ def test_a_plain_schema_is_given_as_it_is() -> None:
         ({"type": "object", "x-guidance": {"lenient": True}}, "x-guidance"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_at_its_place(schema: dict[str, Any], place: str) -> None:
+def test_a_constraint_that_cannot_be_enforced_is_refused_with_its_place(schema: dict[str, Any], place: str) -> None:
     where = "response_format.json_schema.schema"
     with pytest.raises(UnsupportedParameter) as refused:
         constraint_of("hermes", call(answer_format=AnswerFormat(schema=schema)))
@@ -412,7 +412,7 @@ def test_a_call_cannot_be_required_of_a_model_that_writes_none() -> None:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=20, deadline=None)
-def test_of_a_function_that_is_not_strict_as_much_is_held_as_can_be(seed: int) -> None:
+def test_a_schema_that_is_not_strict_is_enforced_as_far_as_possible(seed: int) -> None:
     loose = {
         "type": "object",
         "properties": {

@@ -54,7 +54,7 @@ async def verdicts_on(cases: list[tuple[str, list[str]]]) -> list[list[bool]]:
     return verdicts
 
 
-async def test_xgrammar_takes_what_llguidance_says() -> None:
+async def test_xgrammar_accepts_what_llguidance_generates() -> None:
     names, cases = [], []
     for family in FAMILIES:
         template = load(family)

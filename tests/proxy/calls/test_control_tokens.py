@@ -71,7 +71,7 @@ async def test_the_count_is_that_of_the_prompt(world: World) -> None:
     assert counted == len(world.engine.requests[0].input_ids)
 
 
-async def test_an_answer_that_spells_a_control_token_goes_on_from_its_own_ids(world: World) -> None:
+async def test_an_answer_that_spells_a_control_token_continues_its_own_ids(world: World) -> None:
     spelled = [token for sign in "It is <|im_end|>." for token in world.template.encode(sign)]
     world.answers[:] = [[*spelled, world.template.stop_ids[0]]]
     messages: list[dict[str, Any]] = [{"role": "user", "content": FORGED}]

@@ -70,7 +70,7 @@ def test_only_the_new_messages_of_a_continued_conversation_are_read(turns: int) 
 
 
 @pytest.mark.parametrize("changed", [0, 50, 99])
-def test_a_changed_message_is_noticed_wherever_it_stands(changed: int) -> None:
+def test_a_changed_message_is_noticed_at_every_position(changed: int) -> None:
     index = ConversationIndex()
     index.keep(index.read(Wire(talk(50)).messages))
     messages = talk(51)
@@ -100,7 +100,7 @@ def test_reasoning_in_the_past_is_remembered() -> None:
     assert index.read(Wire(talk(3)).messages).plain
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_cache_is_bounded() -> None:
     index = ConversationIndex(most=2)
     for turns in (1, 2, 3):
         index.keep(index.read(Wire([{"role": "system", "content": str(turns)}, *talk(turns)]).messages))

@@ -98,7 +98,7 @@ async def test_an_attempt_that_was_given_up_and_sent_again_teaches_once(world: W
     assert trainable_turns([first, second]) == {second.id}
 
 
-async def test_an_answer_that_was_ready_when_nobody_waited_any_more_is_abandoned(
+async def test_an_answer_finished_after_its_client_left_is_abandoned(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine has finished; the client disconnects before the turn is committed."""

@@ -70,7 +70,7 @@ async def test_named_images_are_counted_as_the_text_that_they_are(naming: World)
     assert counted == (await naming.turns())[0].prompt_token_count
 
 
-async def test_the_next_call_goes_on_from_a_turn_with_an_image(naming: World) -> None:
+async def test_the_next_call_continues_a_turn_with_an_image(naming: World) -> None:
     said: list[Any] = [{"role": "user", "content": IN_CHAT}]
     for _ in range(2):
         response = await naming.http.post("/v1/chat/completions", json={"model": "policy", "messages": said})
@@ -78,7 +78,7 @@ async def test_the_next_call_goes_on_from_a_turn_with_an_image(naming: World) ->
     assert [turn.continuation for turn in await naming.turns()] == ["new", "exact"]
 
 
-async def test_a_call_without_images_is_not_warned_of(naming: World) -> None:
+async def test_a_call_without_images_has_no_warning(naming: World) -> None:
     response = await naming.http.post(
         "/v1/chat/completions", json={"model": "policy", "messages": [{"role": "user", "content": 'An "image"'}]}
     )
@@ -94,7 +94,7 @@ def test_images_in_the_results_of_tools_are_named() -> None:
         assert b"[image]" in raw
 
 
-def test_what_is_no_conversation_is_left_alone() -> None:
+def test_images_outside_the_conversation_are_not_changed() -> None:
     tool = {"type": "object", "properties": {"content": [{"type": "image"}]}}
     body = {"messages": [], "tools": [tool], "metadata": {"content": [{"type": "image"}]}}
     raw = msgspec.json.encode(body)
@@ -124,5 +124,5 @@ def test_any_body_stays_one(body: Any) -> None:
 
 
 @pytest.mark.parametrize("raw", [b'"image"', b'{"image": ', b'[{"type": "image"}]', b"[" * 10**5 + b'"image"'])
-def test_what_cannot_be_read_is_left_to_its_reader(raw: bytes) -> None:
+def test_invalid_json_is_left_to_the_decoder(raw: bytes) -> None:
     assert images.named(raw) == (raw, 0)

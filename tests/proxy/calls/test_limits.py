@@ -63,7 +63,7 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], list[float]]:
 
 
 @pytest.mark.parametrize(("path", "body"), CALLS)
-async def test_a_limited_call_is_told_in_the_words_of_its_dialect(
+async def test_a_limited_call_gets_the_error_of_its_dialect(
     limited: Limited, path: str, body: dict[str, Any]
 ) -> None:
     async with limited(calls_per_minute=6, burst_seconds=1) as world:
@@ -80,7 +80,7 @@ async def test_a_limited_call_is_told_in_the_words_of_its_dialect(
         assert (await world.post(body, path)).status_code == 200
 
 
-async def test_openais_sdk_waits_as_it_is_told_and_is_served(
+async def test_openais_sdk_waits_as_requested_and_is_served(
     limited: Limited, naps: Callable[[World], list[float]]
 ) -> None:
     async with limited(calls_per_minute=6, burst_seconds=1) as world, world.sdk(max_retries=2) as client:
@@ -95,7 +95,7 @@ async def test_openais_sdk_waits_as_it_is_told_and_is_served(
         assert (told.value.type, told.value.code) == ("requests", "rate_limit_exceeded")
 
 
-async def test_anthropics_sdk_waits_as_it_is_told_and_is_served(
+async def test_anthropics_sdk_waits_as_requested_and_is_served(
     limited: Limited, naps: Callable[[World], list[float]]
 ) -> None:
     async with limited(calls_per_minute=6, burst_seconds=1) as world, listening(world.app) as address:
@@ -106,7 +106,7 @@ async def test_anthropics_sdk_waits_as_it_is_told_and_is_served(
         assert slept == [10.0]
 
 
-async def test_answers_say_what_is_left(limited: Limited) -> None:
+async def test_answers_report_the_remaining_limit(limited: Limited) -> None:
     async with limited(calls_per_minute=60, tokens_per_minute=60_000) as world:
         for stream, left in ((False, "9"), (True, "8")):
             answered = await world.post({"stream": stream}, **NAMED)
@@ -134,7 +134,7 @@ async def test_tokens_are_counted_at_a_calls_end(limited: Limited) -> None:
         assert (await world.post({}, **NAMED)).status_code == 200
 
 
-async def test_what_fails_before_its_first_token_costs_none(limited: Limited) -> None:
+async def test_a_call_that_fails_before_its_first_token_costs_no_tokens(limited: Limited) -> None:
     async with limited(tokens_per_minute=60, burst_seconds=1) as world:
         world.engine.error = EngineFailed("broken")
         assert [(await world.post({})).status_code for _ in range(3)] == [502] * 3
@@ -192,7 +192,7 @@ async def test_a_retry_that_is_refused_stays_in_its_session(limited: Limited) ->
         assert len(await world.sessions()) == 1
 
 
-async def test_what_is_wrong_with_a_call_is_told_first(limited: Limited) -> None:
+async def test_errors_of_a_call_are_reported_first(limited: Limited) -> None:
     async with limited(calls_per_minute=6, burst_seconds=1) as world:
         assert (await world.post({})).status_code == 200
         assert (await world.post({"model": "another"})).status_code == 404
@@ -210,7 +210,7 @@ async def let_wait(world: World, count: int) -> None:
     world.store.clock.now += 1.0
 
 
-async def test_while_the_trainer_is_behind_open_sessions_go_on_and_no_other_is_opened(limited: Limited) -> None:
+async def test_while_the_trainer_is_behind_only_open_sessions_continue(limited: Limited) -> None:
     async with limited(max_waiting=2) as world:
         session_id, key = await world.session_key()
         assert (await world.post({}, **NAMED)).status_code == 200
@@ -252,7 +252,7 @@ async def test_an_open_session_is_known_as_such_after_a_restart(
 
 
 @needs_postgresql
-async def test_while_the_store_is_away_calls_are_served_without_limits_where_the_run_says_so(
+async def test_with_serve_calls_have_no_limits_while_the_store_is_away(
     tmp_path: Path, template: ChatTemplate
 ) -> None:
     server = PostgresServer()

@@ -131,7 +131,7 @@ async def test_a_lie_in_a_whole_answer_is_an_upstream_error(world: World, liar: 
         await _failed(world)
 
 
-async def test_rounding_above_zero_is_no_lie(world: World, liar: LyingEngine) -> None:
+async def test_rounding_above_zero_is_accepted(world: World, liar: LyingEngine) -> None:
     liar.lie = _logprobs(1e-7, -103.0)
     response = await world.post({"max_tokens": 50, "logprobs": True})
     assert response.status_code == 200
@@ -148,7 +148,7 @@ async def test_an_endless_line_is_cut_off(world: World, liar: LyingEngine) -> No
     await _failed(world)
 
 
-async def test_who_lied_is_a_problem_of_the_health_check(tmp_path: Path, template: ChatTemplate) -> None:
+async def test_an_engine_with_invalid_replies_is_a_problem_of_health(tmp_path: Path, template: ChatTemplate) -> None:
     store_clock = [1000.0]
     faults = EngineFaults(lambda: store_clock[0])
     for reason in ("token id -1", "NaN"):

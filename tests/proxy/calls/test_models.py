@@ -36,7 +36,7 @@ async def test_names_of_the_serving_version(world: World, model: str) -> None:
         ("policy@", "there is no model"),
     ],
 )
-async def test_what_is_not_served_is_404_and_says_why(world: World, model: str, says: str) -> None:
+async def test_a_model_that_is_not_served_is_404_with_the_reason(world: World, model: str, says: str) -> None:
     world.set_version(3)
     response = await world.post({"model": model})
     assert response.status_code == 404

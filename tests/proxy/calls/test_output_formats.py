@@ -55,7 +55,7 @@ def given(calls: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_calls_of_every_family_and_a_conversation_that_goes_on(opened: Open, name: str) -> None:
+async def test_calls_of_every_family_are_parsed_and_their_conversation_continues(opened: Open, name: str) -> None:
     """A client drops the reasoning, and the second call continues the recorded ids."""
     count = 1 if load(name).single_calls else 2
     async with opened(name) as world:
@@ -90,7 +90,7 @@ async def test_calls_of_every_family_in_a_stream(opened: Open, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_a_malformed_call_comes_back_as_text(opened: Open, name: str) -> None:
+async def test_a_malformed_call_is_returned_as_text(opened: Open, name: str) -> None:
     async with opened(name) as world:
         text = calling(name).replace("look", "lo<ok", 1)[:-3]
         world.say(text)
@@ -99,7 +99,7 @@ async def test_a_malformed_call_comes_back_as_text(opened: Open, name: str) -> N
         assert said["content"] == text.removeprefix("\n</think>\n\n")
 
 
-async def test_reasoning_is_told_apart(opened: Open) -> None:
+async def test_reasoning_is_separated(opened: Open) -> None:
     async with opened("qwen3") as world:
         world.say("<think>\nLet me add.\n</think>\n\nIt is 42.")
         response = (await world.post({})).json()
@@ -157,7 +157,7 @@ async def test_log_probabilities_are_those_of_the_answer_alone(opened: Open, str
         assert "".join(entry["token"] for entry in entries).split() == ["yes", "no"]
 
 
-async def test_argument_values_are_what_the_tools_schema_says(opened: Open) -> None:
+async def test_argument_values_have_the_types_of_the_tools_schema(opened: Open) -> None:
     async with opened("qwen3_coder") as world:
         world.say(calling("qwen3_coder"))
         calls = (await answer(world, tools=LOOKING))["message"]["tool_calls"]
@@ -168,7 +168,7 @@ async def test_argument_values_are_what_the_tools_schema_says(opened: Open) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["llama3", "mistral_named"])
-async def test_one_call_only_where_no_stop_string_ends_it(opened: Open, name: str, stream: bool) -> None:
+async def test_a_single_call_is_enforced_without_a_stop_string(opened: Open, name: str, stream: bool) -> None:
     """The generation is aborted when the call is complete, and the turn is complete."""
     async with opened(name) as world:
         world.say(calling(name, 2))
@@ -190,7 +190,7 @@ async def test_one_call_only_where_no_stop_string_ends_it(opened: Open, name: st
         await until(world.engine.held.is_set)
 
 
-async def test_where_the_template_writes_one_call_only_one_is_made(opened: Open) -> None:
+async def test_a_template_with_a_single_call_gets_a_single_call(opened: Open) -> None:
     """Llama's own template refuses an answer with more, so the next request would be refused."""
     async with opened("llama3_single") as world:
         world.say(calling("llama3", 2))
@@ -201,7 +201,7 @@ async def test_where_the_template_writes_one_call_only_one_is_made(opened: Open)
         assert (await world.turns())[1].continuation == "exact"
 
 
-async def test_the_run_says_how_calls_and_thoughts_are_written(opened: Open) -> None:
+async def test_the_run_sets_the_formats_of_calls_and_thoughts(opened: Open) -> None:
     async with opened("qwen3", tool_parser="mistral", reasoning_parser="none") as world:
         world.say('<think>hm</think>[TOOL_CALLS]look[ARGS]{"far": 3}')
         said = (await answer(world, tools=LOOKING))["message"]
@@ -210,7 +210,7 @@ async def test_the_run_says_how_calls_and_thoughts_are_written(opened: Open) -> 
         assert "reasoning_content" not in said
 
 
-async def test_tools_whose_calls_are_not_read_are_warned_of(opened: Open) -> None:
+async def test_tools_with_an_unknown_format_cause_a_warning(opened: Open) -> None:
     async with opened("hermes", tool_parser="none") as world:
         world.say(calling("hermes"))
         response = await world.post({"tools": LOOKING})

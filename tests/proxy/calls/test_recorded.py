@@ -47,7 +47,7 @@ async def test_a_conversation_is_the_same_from_the_store_and_from_memory(world: 
     assert [message["role"] for message in from_store] == [message["role"] for message in messages[:-1]]
 
 
-async def test_what_is_no_turns_id_is_not_looked_for(world: World) -> None:
+async def test_ids_that_are_not_of_turns_are_not_looked_up(world: World) -> None:
     answers = RecordedAnswers(Conversations(world.store.database), Remembered())
     for name in ("", "turn_", "ses_01m7zrzm1dq96rr5zq53070bmm", "turn_" + "\x00" * 26, "turn_" + "u" * 26):
         assert await answers.find(whose(world), name) is None

@@ -41,7 +41,7 @@ async def stored(world: World) -> tuple[list[Any], str]:
     return turns, "\n".join([*decoded, *columns])
 
 
-async def test_nothing_of_it_is_stored_and_the_client_is_answered_in_full(redacting: World) -> None:
+async def test_a_secret_is_not_stored_and_the_client_gets_the_whole_answer(redacting: World) -> None:
     redacting.say(f"Call {SECRETS[1]}, please.")
     answer = await redacting.post({"messages": [ASKED], "logprobs": True, "stop": [SECRETS[0]]})
     assert SECRETS[1] in answer.json()["choices"][0]["message"]["content"]
@@ -62,7 +62,7 @@ async def record_of(world: World, turn_id: str) -> Any:
     return await world.store.database.read(lambda connection: TurnRepository(connection).pieces([turn_id])[turn_id])
 
 
-async def test_a_conversation_goes_on_from_the_real_tokens(redacting: World) -> None:
+async def test_a_conversation_continues_the_recorded_tokens(redacting: World) -> None:
     redacting.say(f"Call {SECRETS[1]}, please.", "Fine.")
     messages = await said(redacting, "x1")
     await redacting.post({"messages": messages}, X_Session_Id="x1")

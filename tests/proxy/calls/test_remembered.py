@@ -66,7 +66,7 @@ LISTS = st.lists(st.sampled_from(["1", "2", '"a"']), max_size=5)
 
 
 @given(st.lists(LISTS, max_size=6), LISTS)
-def test_what_is_found_is_the_longest_beginning(kept: list[list[str]], asked: list[str]) -> None:
+def test_the_longest_known_prefix_is_found(kept: list[list[str]], asked: list[str]) -> None:
     remembered: Remembered[str] = Remembered()
     for texts in kept:
         keep(remembered, *texts)

@@ -94,7 +94,7 @@ async def test_a_first_client_that_leaves_does_not_take_the_retry_along(world: W
 
 
 @pytest.mark.parametrize("headers", [{}, FIRST])
-async def test_an_equal_call_that_is_no_retry_is_a_turn_of_its_own(world: World, headers: dict[str, str]) -> None:
+async def test_an_equal_call_that_is_not_a_retry_is_a_turn_of_its_own(world: World, headers: dict[str, str]) -> None:
     for _ in range(2):
         await world.post({}, **NAMED, **headers)
     assert len(await world.turns()) == 2
@@ -174,7 +174,7 @@ async def test_a_client_that_left_tries_again_in_its_session(world: World) -> No
     assert again.headers["x-base-rl-session"] == session.id
 
 
-async def test_a_session_in_which_a_repeated_call_goes_on_is_not_removed(
+async def test_a_session_in_which_a_repeated_call_runs_is_not_removed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first attempt ends without a token only after the second one has begun in its session."""
@@ -197,7 +197,7 @@ async def test_a_session_in_which_a_repeated_call_goes_on_is_not_removed(
     assert len(await world.sessions()) == len(await world.turns()) == 1
 
 
-async def test_which_of_equal_answered_calls_is_sent_again_is_not_guessed(world: World) -> None:
+async def test_a_repetition_of_several_equal_answered_calls_is_a_new_call(world: World) -> None:
     for _ in range(3):
         await world.post({}, **FIRST)
     again = await world.post({}, **RETRY)
@@ -205,7 +205,7 @@ async def test_which_of_equal_answered_calls_is_sent_again_is_not_guessed(world:
     assert len({turn.session_id for turn in await world.turns()}) == 4
 
 
-async def test_a_repeated_call_that_goes_on_without_a_name_is_answered_once(world: World) -> None:
+async def test_a_repeated_continuing_call_without_a_name_is_answered_once(world: World) -> None:
     for _ in range(2):
         first = (await world.post({})).json()["choices"][0]["message"]
     follow = {"messages": [USER, first, {"role": "user", "content": "And then?"}]}
@@ -214,7 +214,7 @@ async def test_a_repeated_call_that_goes_on_without_a_name_is_answered_once(worl
     assert len(await world.turns()) == 3
 
 
-async def test_a_call_without_a_name_is_not_repeated_for_ever_or_for_others(world: World) -> None:
+async def test_a_call_without_a_name_is_repeated_only_briefly_and_for_its_key(world: World) -> None:
     await world.post({}, **FIRST)
     stranger = await world.store.credentials.create(PrincipalKind.RUN, run_id=world.store.run.id)
     await world.post({}, **RETRY, authorization=f"Bearer {stranger.text}")
@@ -232,9 +232,7 @@ async def test_the_oldest_answers_are_forgotten_first(world: World, monkeypatch:
     assert again[2] != answers[0]
 
 
-async def test_as_many_equal_calls_are_remembered_as_the_bound_says(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_equal_calls_are_remembered_up_to_the_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "ReplayIndex", partial(ReplayIndex, most_equal=3))
     world.restart()
     world.engine.error, world.engine.error_after = EngineFailed("broken"), 1
@@ -300,7 +298,7 @@ async def test_the_sdk_retries_and_is_answered_once(world: World) -> None:
     assert [turn.id for turn in await world.turns()] == [answer.id]
 
 
-async def test_a_key_that_another_process_used_meanwhile_costs_no_turn(
+async def test_a_key_used_by_another_process_at_the_same_time_loses_no_turn(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both processes looked and found nothing: the second to commit keeps its turn, without the key."""

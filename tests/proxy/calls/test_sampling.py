@@ -23,7 +23,7 @@ def resolved(
     return resolve_sampling(asked, run=run, purpose=purpose, template=template, prompt_tokens=prompt_tokens)
 
 
-def test_what_is_not_asked_for_is_the_plain_distribution(template: ChatTemplate) -> None:
+def test_default_sampling_is_the_plain_distribution(template: ChatTemplate) -> None:
     plain = SamplingParameters(max_new_tokens=502, stop_token_ids=template.stop_ids)
     assert resolved(template, RequestedSampling()) == plain
 
@@ -66,7 +66,7 @@ def test_override_samples_the_plain_distribution_at_the_runs_temperature(templat
     assert resolved(template, asked, SamplingMode.OVERRIDE, Purpose.EVAL).top_k == 3
 
 
-def test_respect_gives_what_is_asked(template: ChatTemplate) -> None:
+def test_respect_keeps_the_requested_sampling(template: ChatTemplate) -> None:
     given = resolved(template, RequestedSampling(temperature=0.0, top_k=5, min_p=0.1, frequency_penalty=0.5))
     assert (given.temperature, given.top_k, given.min_p, given.frequency_penalty) == (0.0, 5, 0.1, 0.5)
 

@@ -28,7 +28,7 @@ def message(response: Any) -> dict[str, Any]:
     return found
 
 
-async def test_a_conversation_goes_on_in_its_session_with_its_recorded_ids(world: World) -> None:
+async def test_a_conversation_continues_in_its_session_with_its_recorded_ids(world: World) -> None:
     world.say(CALL, "The answer is 42.")
     first = await world.post({"tools": TOOLS})
     echo = message(first)
@@ -50,7 +50,7 @@ async def test_a_conversation_goes_on_in_its_session_with_its_recorded_ids(world
     assert [attributed for _, attributed in world.seen.turns] == ["new", "conversation"]
 
 
-async def test_what_is_recorded_along_a_path_is_what_the_engine_was_sent(world: World) -> None:
+async def test_the_recorded_path_equals_the_engines_prompt(world: World) -> None:
     _, key = await world.session_key()
     messages = [USER]
     for _ in range(4):
@@ -121,7 +121,7 @@ async def test_tokens_of_unknown_weights_are_not_recorded(world: World, label: s
     assert (turn.state, output_ids(turn), turn.spans) == ("failed", [], [])
 
 
-async def test_an_engine_without_its_label_of_this_run_is_told_apart_by_run(world: World) -> None:
+async def test_engines_with_labels_of_other_runs_are_distinguished_by_run(world: World) -> None:
     world.engine.label = weight_label(world.store.run.id, 12)
     await world.post({})
     assert (await world.turns())[0].spans[0][0] == 12

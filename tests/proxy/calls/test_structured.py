@@ -209,7 +209,7 @@ def openai_format(kind: type[BaseModel]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": kind.__name__, "schema": schema, "strict": True}}
 
 
-async def test_an_answer_that_is_cut_says_so(world: World) -> None:
+async def test_a_cut_answer_is_marked(world: World) -> None:
     async with world.sdk() as client:
         with pytest.raises(openai.LengthFinishReasonError):
             await client.chat.completions.parse(
@@ -219,7 +219,7 @@ async def test_an_answer_that_is_cut_says_so(world: World) -> None:
     assert response.json()["choices"][0]["finish_reason"] == "length"
 
 
-async def test_what_the_engine_refuses_is_the_clients_fault_and_named(world: World) -> None:
+async def test_a_request_refused_by_the_engine_is_a_400_with_the_reason(world: World) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     for stream in (False, True):

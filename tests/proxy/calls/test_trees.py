@@ -116,7 +116,7 @@ def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     return next((n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
-def test_without_names_the_tree_comes_back(tmp_path: Path, template: ChatTemplate) -> None:
+def test_without_names_the_tree_is_recorded(tmp_path: Path, template: ChatTemplate) -> None:
     async def drive(world: World, steps: list[Step]) -> None:
         nodes = await make_calls(world, steps, name=None, unique=True)
         paths = await whole_paths(world)
@@ -137,7 +137,7 @@ def test_without_names_the_tree_comes_back(tmp_path: Path, template: ChatTemplat
     check(tmp_path, template, drive)
 
 
-def test_with_a_name_the_tree_comes_back_in_one_session(tmp_path: Path, template: ChatTemplate) -> None:
+def test_with_a_name_the_tree_is_recorded_in_one_session(tmp_path: Path, template: ChatTemplate) -> None:
     async def drive(world: World, steps: list[Step]) -> None:
         nodes = await make_calls(world, steps, name="job", unique=True)
         paths = await whole_paths(world)

@@ -77,7 +77,7 @@ async def test_without_its_store_a_call_is_refused_and_later_served_again(
 
 
 @needs_postgresql
-async def test_where_the_run_says_so_calls_are_answered_and_marked_in_every_dialect(
+async def test_with_serve_calls_are_answered_and_marked_in_every_dialect(
     server: PostgresServer, tmp_path: Path, template: ChatTemplate
 ) -> None:
     async with serving(server, tmp_path, template, "serve") as world:
@@ -146,7 +146,7 @@ LONG: dict[str, Any] = {"metadata": {"noise": random.Random(7).randbytes(100_000
 """A request larger than the free pages."""
 
 
-async def test_a_stream_that_cannot_be_recorded_at_its_end_says_so_there(
+async def test_a_stream_that_cannot_be_recorded_has_the_mark_at_its_end(
     tmp_path: Path, template: ChatTemplate
 ) -> None:
     async with open_world(tmp_path, template, when_unavailable="serve") as world:

@@ -34,7 +34,7 @@ async def warned(world: World, path: str, key: str | None = None, **more: Any) -
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", DIALECTS)
-async def test_every_dialect_says_what_it_changed(world: World, path: str, stream: bool) -> None:
+async def test_every_dialect_reports_its_changes(world: World, path: str, stream: bool) -> None:
     world.say("word")
     bound, _ = DIALECTS[path]
     assert await warned(world, path, stream=stream) == ""
@@ -54,14 +54,14 @@ async def test_in_evaluation_nothing_is_changed(world: World, path: str) -> None
     assert await warned(world, path, key, temperature=0) == ""
 
 
-async def test_what_names_sessions_and_users_has_an_effect(world: World) -> None:
+async def test_fields_that_name_sessions_and_users_cause_no_warning(world: World) -> None:
     world.say("word")
     named: Any = {"user": "ada", "safety_identifier": "ada", "prompt_cache_key": "k", "metadata": {"session_id": "s"}}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
         assert await warned(world, path, **named) == ""
 
 
-async def test_a_response_that_is_not_to_be_stored_is_recorded_all_the_same(world: World) -> None:
+async def test_a_response_with_store_false_is_recorded_anyway(world: World) -> None:
     world.say("word")
     said = await warned(world, "/v1/responses", store=False, max_tool_calls=3)
     stored = "with store false the call is recorded all the same, but cannot be read again"
@@ -103,7 +103,7 @@ async def test_a_repeated_request_of_several_choices_names_each_change_once(worl
     assert len(await world.turns()) == 2
 
 
-async def test_a_repeated_request_of_an_ended_session_says_again_that_it_is_not_trained(world: World) -> None:
+async def test_a_repeated_request_of_an_ended_session_has_the_warning_again(world: World) -> None:
     world.say("word")
     session, key = await world.session_key()
     await world.http.post(f"/v1/sessions/{session}/end", json={}, headers=bearer(key))
@@ -114,7 +114,7 @@ async def test_a_repeated_request_of_an_ended_session_says_again_that_it_is_not_
     assert len(await world.turns()) == 1
 
 
-async def test_counting_says_what_it_left_out(world: World) -> None:
+async def test_counting_reports_what_it_left_out(world: World) -> None:
     tool = {"type": "web_search_20250305", "name": "web_search"}
     body = {"model": "policy", "messages": [USER], "tools": [tool]}
     counted = await world.http.post("/v1/messages/count_tokens", json=body)
@@ -128,7 +128,7 @@ ASKED = RequestedSampling(
 
 @pytest.mark.parametrize("mode", SamplingMode)
 @pytest.mark.parametrize("asked", [RequestedSampling(), RequestedSampling(temperature=0.0), ASKED])
-def test_a_change_is_said_exactly_where_the_engine_is_given_something_else(
+def test_a_warning_appears_exactly_if_the_engine_gets_another_value(
     template: ChatTemplate, mode: SamplingMode, asked: RequestedSampling
 ) -> None:
     run = RunSettings(sampling=SamplingSettings(mode=mode, temperature=0.8), max_new_tokens=10)
@@ -150,11 +150,11 @@ def test_the_bound_names_its_reason(template: ChatTemplate) -> None:
     assert changes(asked, near_the_end, run) == ["at most 12 new tokens instead of 32000: the context's length"]
 
 
-def test_a_long_warning_says_that_it_goes_on() -> None:
+def test_a_long_warning_ends_with_an_ellipsis() -> None:
     assert warning_header(["w" * 2000])["x-base-rl-warning"] == "w" * 1000 + "..."
     assert warning_header([]) == {}
 
 
-async def test_a_retry_count_of_thousands_of_digits_is_none(world: World) -> None:
+async def test_a_retry_count_of_thousands_of_digits_is_ignored(world: World) -> None:
     world.say("word")
     assert (await world.post({}, **{"x-stainless-retry-count": "9" * 5000})).status_code == 200

@@ -9,7 +9,7 @@ from proxy.contract.claim import ClaimedBatch, ClaimRequest, decode, encode
 from tests.proxy.turns.world import World
 
 
-async def test_a_claim_says_which_tokens_were_redacted(world: World) -> None:
+async def test_a_claim_contains_the_redacted_ranges(world: World) -> None:
     session_id = await world.session()
     record = world.record(session_id)
     turn = msgspec.structs.replace(record.turn, masked=((1, 4),))

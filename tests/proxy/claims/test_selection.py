@@ -57,7 +57,7 @@ def test_after_the_time_out_one_is_enough_if_no_other_can_come() -> None:
     assert is_claimable(standing(members=2, first_ended_at=900.0), 1, BOUNDS)
 
 
-def test_nothing_fresh_is_nothing_to_claim() -> None:
+def test_without_fresh_sessions_there_is_nothing_to_claim() -> None:
     assert not is_claimable(standing(first_ended_at=0.0), 0, BOUNDS)
 
 

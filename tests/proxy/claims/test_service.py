@@ -239,7 +239,7 @@ async def test_a_waiting_claim_is_woken(world: World, claims: ClaimService) -> N
         assert sessions_of(await waiting) == [first, second]
 
 
-async def test_waiting_ends_with_what_is_there(world: World, claims: ClaimService) -> None:
+async def test_waiting_ends_with_the_available_sessions(world: World, claims: ClaimService) -> None:
     session = await world.ready()
     async with asyncio.timeout(60):
         assert sessions_of(await claims.claim(world.run, wish(2, wait_s=0.05))) == [session]

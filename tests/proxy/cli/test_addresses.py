@@ -12,7 +12,7 @@ from proxy.cli.addresses import NoFreePort, claimed_port, is_free, random_free_p
 HOST = "127.0.0.1"
 
 
-def test_a_port_that_somebody_listens_on_is_passed_over() -> None:
+def test_a_port_in_use_is_skipped() -> None:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen()
@@ -24,7 +24,7 @@ def test_a_port_that_somebody_listens_on_is_passed_over() -> None:
         assert port == taken
 
 
-def test_no_free_port_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_free_port_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.cli.addresses.is_free", lambda host, port: False)
     with pytest.raises(NoFreePort, match="--port"), claimed_port(HOST, 8080, or_next=True):
         pass
@@ -32,7 +32,7 @@ def test_no_free_port_is_an_error_that_says_what_to_do(monkeypatch: pytest.Monke
         random_free_port(HOST)
 
 
-def test_random_ports_of_two_installations_differ_and_are_no_outgoing_ones() -> None:
+def test_random_ports_of_two_installations_differ_and_are_not_ephemeral() -> None:
     ports = {random_free_port(HOST) for _ in range(20)}
     assert len(ports) > 15
     assert all(20000 <= port < 32000 for port in ports)
@@ -54,7 +54,7 @@ def test_a_port_is_claimed_before_anybody_listens_on_it() -> None:
         assert again == first
 
 
-def test_a_port_that_another_program_has_is_not_claimed() -> None:
+def test_a_port_used_by_another_program_is_refused() -> None:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen()
@@ -65,6 +65,6 @@ def test_a_port_that_another_program_has_is_not_claimed() -> None:
             assert port != taken
 
 
-def test_port_0_stands_for_any() -> None:
+def test_port_0_means_any_port() -> None:
     with claimed_port(HOST, 0) as port:
         assert is_free(HOST, port)

@@ -33,7 +33,7 @@ def test_signals_end_a_command_with_their_status_and_no_traceback() -> None:
     assert ended(0) == 0
 
 
-def test_what_users_can_mend_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_that_users_can_correct_are_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(ConfigurationError("server.port: too large")) == 1
     assert "server.port: too large" in capsys.readouterr().err
 

@@ -90,7 +90,7 @@ def test_a_store_that_is_whole(run: Callable[..., Any], database_url: str) -> No
         ("UPDATE alembic_version SET version_num = '0001'", "revision"),
     ],
 )
-def test_what_does_not_agree_is_found(run: Callable[..., Any], database_url: str, damage: str, found: str) -> None:
+def test_inconsistencies_are_found(run: Callable[..., Any], database_url: str, damage: str, found: str) -> None:
     a_trained_store(database_url)
     execute(database_url, damage)
     checked = run("check", "--json")
@@ -199,14 +199,14 @@ def test_a_damaged_file_is_found_and_not_backed_up(tmp_path: Path) -> None:
     assert runner.invoke(app, ["db", "check"]).exit_code == 1
 
 
-def test_no_store_is_made_where_there_is_none(tmp_path: Path) -> None:
+def test_no_store_is_created_if_there_is_none(tmp_path: Path) -> None:
     for command in ("upgrade", "check"):
         found = CliRunner().invoke(app, ["db", command, "--data-dir", str(tmp_path)])
         assert (found.exit_code, "there is no store" in found.stderr) == (1, True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_pg_dump_that_is_said(
+def test_a_missing_pg_dump_is_reported(
     run: Callable[..., Any], database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if database_url.startswith("sqlite"):

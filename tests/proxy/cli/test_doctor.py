@@ -101,7 +101,7 @@ def test_sglang_that_is_not_installed(tmp_path: Path) -> None:
     assert "make sglang-cpu" in str(engine.remedy)
 
 
-def test_a_database_that_is_none(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_reported(tmp_path: Path) -> None:
     (tmp_path / "base-rl.sqlite3").write_bytes(b"this is no database, but it is long enough to be looked at" * 20)
     database = findings(tmp_path)["database"]
     assert database.verdict is Verdict.FAIL

@@ -85,7 +85,7 @@ def test_a_transcript_shows_calls_results_and_reward() -> None:
         assert expected in text
 
 
-def test_a_transcript_shows_arguments_that_are_no_json_as_they_are() -> None:
+def test_a_transcript_shows_invalid_arguments_unchanged() -> None:
     call = {"function": {"name": "calculator", "arguments": "{broken"}}
     text = rendered(transcript("t", {"messages": [{"role": "assistant", "tool_calls": [call]}], "reward": 0}))
     assert "calculator({broken)" in text

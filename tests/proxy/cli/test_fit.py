@@ -45,7 +45,7 @@ def test_help_is_the_trainers(capfd: pytest.CaptureFixture[str]) -> None:
     assert "fit" in CliRunner().invoke(app, ["--help"]).output
 
 
-def test_the_trainer_reads_what_is_of_fits_alone(data_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_trainer_checks_options_that_only_fit_has(data_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     given = ["fit", "sft", "--data-dir", str(data_dir), "--epochs", "3", "--set", "seed=1"]
     assert CliRunner().invoke(app, given).exit_code == 2
     assert "say which sessions are worth imitating" in capfd.readouterr().err
@@ -53,7 +53,7 @@ def test_the_trainer_reads_what_is_of_fits_alone(data_dir: Path, capfd: pytest.C
     assert "invalid int value: 'many'" in capfd.readouterr().err
 
 
-def test_a_wrong_option_of_the_trainer_and_a_missing_key_are_said(data_dir: Path) -> None:
+def test_a_wrong_option_of_the_trainer_and_a_missing_key_are_reported(data_dir: Path) -> None:
     given = ["fit", "sft", "--all", "--data-dir", str(data_dir)]
     for words, said in (
         (["--set", "batch.size=3"], "trainer.batch.size: no such option"),

@@ -19,7 +19,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys:
     assert all(line.endswith(" a second") for line in lines)
 
 
-def test_a_short_import_says_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_import_reports_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with export_commands.import_progress() as progress:
         progress(64)
     assert capsys.readouterr().err == ""

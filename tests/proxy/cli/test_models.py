@@ -23,7 +23,7 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["./none", "/no/such/place", "~/no-such-model", "a/b/c"])
-def test_a_path_that_is_no_directory_is_not_looked_for_elsewhere(name: str) -> None:
+def test_a_path_that_is_not_a_directory_is_not_searched_elsewhere(name: str) -> None:
     with pytest.raises(ModelNotUsable, match="is not a directory: name one"):
         resolve_model(name)
 
@@ -34,7 +34,7 @@ def test_no_model_at_all() -> None:
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_what_is_missing_is_named(tmp_path: Path, missing: str) -> None:
+def test_missing_packages_are_named(tmp_path: Path, missing: str) -> None:
     (a_model(tmp_path) / missing).unlink()
     with pytest.raises(ModelNotUsable, match=missing.removeprefix("model") + ".*save_pretrained"):
         resolve_model(str(tmp_path))

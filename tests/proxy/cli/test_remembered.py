@@ -38,7 +38,7 @@ def options(draw: st.DrawFn) -> StartOptions:
 
 
 @given(options())
-def test_what_is_remembered_is_what_was_given(tmp_path_factory: pytest.TempPathFactory, given_: StartOptions) -> None:
+def test_stored_options_are_the_given_ones(tmp_path_factory: pytest.TempPathFactory, given_: StartOptions) -> None:
     directory = tmp_path_factory.mktemp("data")
     remember(directory, given_)
     assert read_remembered(directory) == given_
@@ -47,7 +47,7 @@ def test_what_is_remembered_is_what_was_given(tmp_path_factory: pytest.TempPathF
 
 
 @given(options(), options())
-def test_what_is_given_goes_before_what_is_remembered(now: StartOptions, before: StartOptions) -> None:
+def test_given_options_override_stored_ones(now: StartOptions, before: StartOptions) -> None:
     both = merged(now, before, {})
     for section, key in KEYS:
         mine, theirs = now.overrides.get(section, {}), before.overrides.get(section, {})
@@ -56,7 +56,7 @@ def test_what_is_given_goes_before_what_is_remembered(now: StartOptions, before:
     assert merged(StartOptions(), both, {}) == both
 
 
-def test_the_environment_and_a_file_that_is_named_now_go_before_what_is_remembered(tmp_path: Path) -> None:
+def test_environment_and_a_newly_named_file_override_stored_options(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[server]\nport = 3\n")
     before = StartOptions(overrides={"server": {"port": 1, "host": "h"}, "run": {"name": "a"}})

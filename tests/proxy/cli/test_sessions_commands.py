@@ -145,7 +145,7 @@ async def test_a_session_is_shown_by_id_and_by_name(shell: Shell) -> None:
     assert (await shell.json("show", first))["id"] == first
 
 
-async def test_of_several_runs_one_is_named(shell: Shell) -> None:
+async def test_one_of_several_runs_must_be_named(shell: Shell) -> None:
     (session,) = await shell.attempts(1)
     await add_run(shell.site.database, name="other")
     for arguments in (("list",), ("show", "attempt-42")):

@@ -73,12 +73,12 @@ async def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]"])
-def test_an_address_file_that_is_damaged_is_none(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_address_file_is_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "address.json").write_bytes(content)
     assert read_address(tmp_path) is None
 
 
-def test_a_seed_is_told_to_the_trainer_only_where_one_was_given(tmp_path: Path) -> None:
+def test_a_seed_is_passed_to_the_trainer_only_if_one_was_given(tmp_path: Path) -> None:
     told = trainer_environment(settings(tmp_path, 1), url="http://h", seed=None)
     assert "BASE_RL_TRAINER__SEED" not in told
     assert trainer_environment(settings(tmp_path, 1), url="http://h", seed=3) == {
@@ -87,7 +87,7 @@ def test_a_seed_is_told_to_the_trainer_only_where_one_was_given(tmp_path: Path) 
     }
 
 
-def test_what_the_trainer_writes_is_in_the_data_directory(tmp_path: Path) -> None:
+def test_the_trainer_writes_into_the_data_directory(tmp_path: Path) -> None:
     told = trainer_environment(settings(tmp_path, 1), url="http://h", seed=None)
     trainer = load_trainer_settings(environment=told)
     for directory in (trainer.weights.directory, trainer.metrics.directory, trainer.profile.directory):

@@ -79,7 +79,7 @@ def test_a_claim_is_listed_and_taken_back(proxy: RealProxy) -> None:
     assert [claim["state"] for claim in again] == ["released", "committed"]
 
 
-def test_what_is_not_there_is_said(proxy: RealProxy) -> None:
+def test_missing_objects_are_reported(proxy: RealProxy) -> None:
     for arguments in (
         ("steps", "show", RUN, "9"),
         ("steps", "list", "other"),

@@ -39,7 +39,7 @@ def test_a_store_that_cannot_be_read_is_left_to_the_proxy(tmp_path: Path) -> Non
     assert stored_runs(settings(tmp_path)) == ()
 
 
-def test_the_only_run_goes_on_without_being_named(tmp_path: Path) -> None:
+def test_the_only_run_continues_without_being_named(tmp_path: Path) -> None:
     run = chosen_run(settings(tmp_path), (SHOP,), named=False)
     assert (run.name, run.model) == ("shop", "/m/a")
     named = chosen_run(settings(tmp_path, name="shop", model="/m/other"), (SHOP,), named=True)
@@ -51,14 +51,14 @@ def test_an_empty_store_takes_any_name(tmp_path: Path) -> None:
     assert chosen_run(settings(tmp_path), (), named=False).name == "policy"
 
 
-def test_a_misspelt_run_is_not_begun(tmp_path: Path) -> None:
+def test_a_misspelt_run_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"has the run 'shop', and none called 'shpo': leave --run out"):
         chosen_run(settings(tmp_path, name="shpo"), (SHOP,), named=True)
     with pytest.raises(ConfigurationError, match=r"has the runs shop, travel, and none called 'shpo'"):
         chosen_run(settings(tmp_path, name="shpo"), (SHOP, TRAVEL), named=True)
 
 
-def test_of_several_runs_one_is_named(tmp_path: Path) -> None:
+def test_one_of_several_runs_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="several runs: shop, travel; say which with --run"):
         chosen_run(settings(tmp_path), (SHOP, TRAVEL), named=False)
     assert chosen_run(settings(tmp_path, name="travel"), (SHOP, TRAVEL), named=True).model == "/m/b"

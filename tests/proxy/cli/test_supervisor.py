@@ -75,7 +75,7 @@ def waiting_for(file: Path) -> Part:
     return Part(name="part", argv=(sys.executable, "-c", AWAY_PART, str(file)))
 
 
-async def test_what_is_away_at_the_first_start_is_said_at_once(tmp_path: Path) -> None:
+async def test_a_dependency_missing_at_the_first_start_is_reported_at_once(tmp_path: Path) -> None:
     heard = Heard()
     async with Supervisor([waiting_for(tmp_path / "never")], tmp_path, heard) as supervisor:
         with pytest.raises(PartFailed, match="the database cannot be reached"):
@@ -83,7 +83,7 @@ async def test_what_is_away_at_the_first_start_is_said_at_once(tmp_path: Path) -
         assert supervisor.restarts("part") == 0
 
 
-async def test_what_is_away_later_is_said_and_waited_for(tmp_path: Path) -> None:
+async def test_a_dependency_missing_later_is_reported_and_waited_for(tmp_path: Path) -> None:
     """This does not count as repeated deaths, however often it happens."""
     heard, back = Heard(), tmp_path / "back"
     back.touch()
@@ -159,7 +159,7 @@ async def test_parts_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_part_whose_configuration_is_wrong_is_not_started_again(tmp_path: Path) -> None:
+async def test_a_part_with_a_wrong_configuration_is_not_restarted(tmp_path: Path) -> None:
     heard = Heard()
     refusing = python("import sys; sys.stderr.write('base-rl: the reason\\n'); sys.exit(2)")
     async with Supervisor([refusing], tmp_path, heard) as supervisor:

@@ -137,7 +137,7 @@ def test_the_key_of_the_data_directory_goes_to_its_own_proxy_alone(data_dir: Pat
     assert f"is at {LOCAL}" in said
 
 
-def test_a_wrong_option_is_said_by_the_trainer_before_it_starts(data_dir: Path) -> None:
+def test_a_wrong_option_is_reported_before_the_trainer_starts(data_dir: Path) -> None:
     assert "trainer.batch.size: no such option" in refused("--data-dir", str(data_dir), "--set", "batch.size=3")
 
 
@@ -173,7 +173,7 @@ def training(data_dir: Path, log: Path, *options: str) -> Iterator[subprocess.Po
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("number", "options"), [(signal.SIGINT, ("--nproc", "2")), (signal.SIGTERM, ())])
-def test_it_trains_until_a_signal_and_gives_its_claim_back(
+def test_it_trains_until_a_signal_and_releases_its_claim(
     tiny_model: Path, data_dir: Path, tmp_path: Path, number: signal.Signals, options: Sequence[str]
 ) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model))
@@ -198,7 +198,7 @@ def test_it_trains_until_a_signal_and_gives_its_claim_back(
 
 
 @pytest.mark.timeout(300)
-def test_a_trainer_that_cannot_go_on_says_why(tiny_model: Path, data_dir: Path, tmp_path: Path) -> None:
+def test_a_trainer_that_cannot_continue_reports_why(tiny_model: Path, data_dir: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model))
     log = tmp_path / "log"
     with proxy.serve() as url:

@@ -44,7 +44,7 @@ async def test_a_model_for_a_script_needs_no_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"), [({"trainer": True}, "--trainer: .*no weights"), ({"seed": 1}, "--seed: .*draws nothing")]
 )
-async def test_what_a_script_has_no_use_for_is_refused(options: dict[str, Any], says: str) -> None:
+async def test_options_without_effect_on_a_script_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         await dry({"engine": {"kind": "scripted"}}, **options)
 
@@ -68,7 +68,7 @@ async def test_the_run_that_is_served_is_one_of_those_that_are_trained(tmp_path:
     assert all("api_key" not in run for run in runs.values())
 
 
-async def test_a_wrong_script_is_said_before_anything_starts(tmp_path: Path) -> None:
+async def test_a_wrong_script_is_reported_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "script.toml").write_text("[[rule]]\n")
     with pytest.raises(ConfigurationError, match="rule 1: it has no answer"):
         await dry({"engine": {"kind": "scripted", "script": tmp_path / "script.toml"}})

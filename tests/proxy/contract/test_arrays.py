@@ -19,7 +19,7 @@ IDS = st.lists(st.integers(0, 300_000) | st.integers(-(1 << 31), (1 << 31) - 1))
 
 
 @given(IDS)
-def test_ids_come_back(ids: list[int]) -> None:
+def test_ids_are_restored(ids: list[int]) -> None:
     assert unpack_ids(pack_ids(ids)) == tuple(ids)
     assert TokenIds(widened_ids(pack_ids(ids))) == ids
     assert count_ids(pack_ids(ids)) == len(ids)
@@ -44,7 +44,7 @@ def test_how_they_are_laid_out() -> None:
     assert pack_ids([-1]) == bytes([4, *(255, 255, 255, 255)])
 
 
-def test_no_ids_are_no_bytes() -> None:
+def test_no_ids_are_packed_as_no_bytes() -> None:
     assert pack_ids(()) == b""
     assert unpack_ids(b"") == ()
 
@@ -70,7 +70,7 @@ def test_other_bytes_are_refused(blob: bytes) -> None:
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False)))
-def test_logprobs_come_back(logprobs: list[float]) -> None:
+def test_logprobs_are_restored(logprobs: list[float]) -> None:
     assert unpack_logprobs(pack_logprobs(logprobs)) == tuple(logprobs)
     assert count_logprobs(pack_logprobs(logprobs)) == len(logprobs)
 

@@ -59,7 +59,7 @@ CHOICES = [asked("a", takes=1.0), asked("b", takes=3.0), asked("c", takes=2.0)]
 """Choices of one call with answers of two tokens: paths are five tokens long."""
 
 
-def test_choices_that_the_agent_did_not_go_on_with_are_superseded() -> None:
+def test_choices_that_the_agent_did_not_continue_are_superseded() -> None:
     later = asked("d", parent=1, shared=5, own=(9,), at=4.0)
     assert superseded_turns([*CHOICES, later]) == {"a", "c"}
 
@@ -70,17 +70,17 @@ def test_at_the_end_of_a_session_no_choice_is_superseded() -> None:
     assert superseded_turns([*CHOICES, *again]) == {"a", "c"}, "of the last call both remain"
 
 
-def test_all_choices_that_were_gone_on_with_remain() -> None:
+def test_all_continued_choices_remain() -> None:
     tree_search = [asked("d", parent=0, shared=5, own=(9,), at=4.0), asked("e", parent=2, shared=4, own=(9,), at=4.0)]
     assert superseded_turns([*CHOICES, *tree_search]) == {"b"}
 
 
-def test_a_call_that_shares_only_the_prompt_goes_on_with_no_choice() -> None:
+def test_a_call_that_shares_only_the_prompt_continues_no_choice() -> None:
     title = asked("d", parent=1, shared=3, own=(9,), continuation=Continuation.EDITED, at=4.0)
     assert superseded_turns([*CHOICES, title]) == frozenset()
 
 
-def test_an_answer_whose_thoughts_the_template_strips_is_gone_on_with() -> None:
+def test_an_answer_whose_thoughts_the_template_strips_counts_as_continued() -> None:
     """The next prompt contains none of its tokens, but the conversation was recognised."""
     stripped = asked("d", parent=1, shared=3, own=(8, 9), continuation=Continuation.RETEMPLATED, at=4.0)
     assert superseded_turns([*CHOICES, stripped]) == {"a", "c"}

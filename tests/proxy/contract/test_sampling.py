@@ -26,7 +26,7 @@ CONSTRAINT = Constraint(kind=ConstraintKind.REGEX, text="a")
         (SamplingParameters(max_new_tokens=1, constraint=CONSTRAINT, top_p=0.9), LogprobConvention.UNTRUNCATED),
     ],
 )
-def test_sampling_says_which_distribution_its_log_probabilities_are_of(
+def test_sampling_reports_the_distribution_of_its_log_probabilities(
     sampling: SamplingParameters, convention: LogprobConvention
 ) -> None:
     assert sampling.logprob_convention is convention

@@ -50,7 +50,7 @@ def test_the_common_prefix_is_the_longest(left: list[int], right: list[int]) -> 
 
 
 @given(st.lists(st.integers(0, 2**17), max_size=8), st.integers(0, 2**17))
-def test_it_contains_what_the_list_does(ids: list[int], other: int) -> None:
+def test_it_contains_the_elements_of_the_list(ids: list[int], other: int) -> None:
     token_ids = TokenIds.of(ids)
     assert all(token in token_ids for token in ids)
     assert (other in token_ids) is (other in ids)
@@ -59,9 +59,7 @@ def test_it_contains_what_the_list_does(ids: list[int], other: int) -> None:
 
 
 @given(ids=FEW, more=FEW, cut=st.integers(0, 8), asked=FEW)
-def test_what_is_remembered_to_be_absent_is_absent(
-    ids: list[int], more: list[int], cut: int, asked: list[int]
-) -> None:
+def test_a_cached_absence_is_an_absence(ids: list[int], more: list[int], cut: int, asked: list[int]) -> None:
     first = TokenIds.of(ids)
     for token in asked:
         assert (token in first) is (token in ids)

@@ -38,7 +38,7 @@ def test_bytes_that_are_nothing_packed_are_refused(field: str) -> None:
         decode(msgspec.msgpack.encode({**sent, field: b"\x09\x01"}), TrajectoryTurn)
 
 
-def test_a_turn_of_a_proxy_that_does_not_tell_finish_reasons_is_not_cut() -> None:
+def test_a_turn_without_a_finish_reason_is_not_cut() -> None:
     sent = msgspec.to_builtins(SENT, builtin_types=(bytes,))
     old = {name: value for name, value in sent.items() if name not in ("finish_reason", "state")}
     received = decode(msgspec.msgpack.encode(old), TrajectoryTurn)
@@ -56,7 +56,7 @@ def test_a_turn_of_a_proxy_that_does_not_tell_finish_reasons_is_not_cut() -> Non
         (FinishReason.STOP, TurnState.TRUNCATED, None),  # it had ended by itself when its client disconnected
     ],
 )
-def test_what_cut_an_answer_follows_from_its_end(
+def test_the_reason_of_a_cut_follows_from_the_answers_end(
     finish_reason: FinishReason, state: TurnState, cut: Cut | None
 ) -> None:
     ended = msgspec.structs.replace(SENT, finish_reason=finish_reason, state=state)

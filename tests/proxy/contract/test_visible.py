@@ -24,7 +24,7 @@ ANY = st.text(st.characters(exclude_categories=()))
 
 
 @given(ANY)
-def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+def test_no_control_sequence_remains(text: str) -> None:
     assert harmless(visible(text))
     assert "\n" not in visible(text, one_line=True)
     assert visible(visible(text)) == visible(text)

@@ -157,7 +157,7 @@ async def test_errors_name_neither_the_server_nor_the_user() -> None:
         await database.aclose()
 
 
-async def test_writes_go_on_while_slow_reads_use_all_their_connections() -> None:
+async def test_writes_continue_while_slow_reads_use_all_their_connections() -> None:
     under_way, written = threading.Event(), threading.Event()
 
     def slow(connection: Connection) -> None:

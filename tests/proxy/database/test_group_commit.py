@@ -170,7 +170,7 @@ async def test_a_cancelled_caller_does_not_undo_its_write(numbers: Numbers) -> N
     assert await numbers.stored() == {0, 1, 2}
 
 
-async def test_closing_waits_for_what_is_being_written(numbers: Numbers) -> None:
+async def test_closing_waits_for_writes_in_progress(numbers: Numbers) -> None:
     tasks = [asyncio.create_task(numbers.add(number)) for number in range(3)]
     await asyncio.sleep(0)
     await numbers.database.aclose()

@@ -118,7 +118,7 @@ async def test_wrong_bodies_name_the_field(domain: DomainClient, body: str, para
     assert (error["param"], error["type"]) == (param, "invalid_request_error"), answer.text
 
 
-async def test_a_comment_alone_is_told_what_to_do(domain: DomainClient) -> None:
+async def test_a_comment_alone_is_refused_with_advice(domain: DomainClient) -> None:
     created = await session(domain)
     answer = await domain.http.post("/v1/feedback", json={"comment": "well done", "session_id": created["id"]})
     error = error_of(answer)
@@ -184,7 +184,7 @@ async def test_a_session_that_the_statement_names_goes_before_the_paths(domain: 
     assert answer.json()["session_id"] == other["id"]
 
 
-async def test_feedback_for_a_path_session_that_nobody_opened_is_404(domain: DomainClient) -> None:
+async def test_feedback_for_an_unopened_path_session_is_404(domain: DomainClient) -> None:
     answer = await domain.http.post("/sessions/never-opened/v1/feedback", json={"reward": 1})
     assert answer.status_code == 404
     assert error_of(answer)["code"] == "not_found"

@@ -83,7 +83,7 @@ async def test_the_same_key_is_one_preference_and_one_answer(store: Store) -> No
     assert len(await entries(store, better)) == 2
 
 
-async def test_what_cannot_be_compared(store: Store) -> None:
+async def test_preferences_between_incomparable_things_are_refused(store: Store) -> None:
     one, other = await two_sessions(store)
     turn = await store.add_turn(one)
     elsewhere = await store.runs.ensure(RunSettings(name="elsewhere", model="base/model"))

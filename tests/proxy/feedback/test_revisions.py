@@ -118,7 +118,7 @@ class Account:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_happens_in_whatever_order(ledger: Ledger, seed: int) -> None:
+async def test_figures_stay_correct_after_any_sequence_of_events(ledger: Ledger, seed: int) -> None:
     draw, account = random.Random(seed), Account(ledger)
     turns: dict[SessionId, str] = {}
     claims: list[ClaimedBatch] = []

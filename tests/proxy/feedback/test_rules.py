@@ -33,7 +33,7 @@ async def test_sessions_that_are_not_trained_follow_the_rules(
     assert (await ledger.of(unjudged))[:2] == ("ready", 1.0)
 
 
-async def test_what_was_trained_stays_as_it_was(ledger: Ledger) -> None:
+async def test_trained_sessions_keep_their_rewards(ledger: Ledger) -> None:
     session = await ledger.session(test=1.0, style=0.5)
     batch = await ledger.claim()
     await ledger.commit(batch)

@@ -96,7 +96,7 @@ async def test_a_new_value_supersedes_and_both_stay(store: Store) -> None:
     assert view.reward == 2.25
 
 
-async def test_components_weigh_what_the_run_says(store: Store) -> None:
+async def test_components_have_the_weights_of_the_run(store: Store) -> None:
     await store.runs.ensure(
         RunSettings(name="policy", model="base/model", reward_weights={"format": 0.5, "speed": 0.0})
     )
@@ -108,7 +108,7 @@ async def test_components_weigh_what_the_run_says(store: Store) -> None:
 
 
 @pytest.mark.parametrize("training", ["leased", "consumed"])
-async def test_after_training_a_reward_is_recorded_and_said_to_be_late(store: Store, training: str) -> None:
+async def test_after_training_a_reward_is_recorded_as_late(store: Store, training: str) -> None:
     session_id, _ = await session_with_turn(store)
     await record(store, reward(1.0, session_id=session_id))
     await store.set_session(session_id, training=training, consumed_by=1)
@@ -257,7 +257,7 @@ async def test_a_batch_settles_every_session(store: Store) -> None:
     assert {await store.training(session_id) for session_id in sessions} == {"ready"}
 
 
-async def test_what_is_unknown(store: Store) -> None:
+async def test_unknown_sessions_and_turns_are_refused(store: Store) -> None:
     session_id, _ = await session_with_turn(store)
     _, other_turn = await session_with_turn(store)
     for item, param in (
@@ -302,7 +302,7 @@ async def test_keys_reach_as_far_as_their_run(store: Store) -> None:
     assert await store.reward_values(foreign.id) == [1.0]
 
 
-async def test_an_expired_session_is_said_to_be_and_a_reward_brings_it_back(store: Store) -> None:
+async def test_an_expired_session_is_marked_and_becomes_ready_with_a_reward(store: Store) -> None:
     session_id, _ = await session_with_turn(store)
     await store.sessions.end(store.owner, session_id, Outcome.COMPLETED)
     store.clock.now += store.run.settings.reward_timeout_seconds
@@ -320,7 +320,7 @@ async def test_an_expired_session_is_said_to_be_and_a_reward_brings_it_back(stor
 
 
 @pytest.mark.parametrize(("reason", "said"), [("requested", "on request"), ("retention", "by retention")])
-async def test_an_erased_session_takes_no_rewards_and_says_why(store: Store, reason: str, said: str) -> None:
+async def test_an_erased_session_refuses_rewards_with_the_reason(store: Store, reason: str, said: str) -> None:
     session_id, turn_id = await session_with_turn(store)
     await store.set_session(session_id, erased_at=store.clock(), erased_reason=reason)
     for item in (reward(session_id=session_id), reward(turn_id=turn_id)):
@@ -329,7 +329,7 @@ async def test_an_erased_session_takes_no_rewards_and_says_why(store: Store, rea
     assert await store.reward_values(session_id) == []
 
 
-async def test_an_admin_key_says_whose_name_it_means(store: Store) -> None:
+async def test_an_admin_key_needs_the_run_of_a_name(store: Store) -> None:
     elsewhere = await store.runs.ensure(RunSettings(name="elsewhere", model="base/model"))
     key = await store.credentials.create(PrincipalKind.RUN, run_id=elsewhere.id)
     other = await store.credentials.authenticate(key.text)
@@ -349,7 +349,7 @@ async def test_an_admin_key_says_whose_name_it_means(store: Store) -> None:
         await record(store, reward(session_id="attempt-1", run="elsewhere"))
 
 
-async def test_what_only_explains_is_no_reward(store: Store) -> None:
+async def test_a_component_of_weight_zero_is_not_a_reward(store: Store) -> None:
     """A component of weight 0 is stored; the session still waits for its reward."""
     await store.runs.ensure(RunSettings(name="policy", model="base/model", reward_weights={"note": 0.0}))
     session_id, _ = await session_with_turn(store)
@@ -421,7 +421,7 @@ async def test_the_ledger_only_grows(store: Store) -> None:
     assert (await rows())[: len(before)] == before
 
 
-async def test_a_full_disk_is_said_and_passes(sqlite_store: Store) -> None:
+async def test_a_full_disk_is_reported_until_there_is_space(sqlite_store: Store) -> None:
     store = sqlite_store
     session_id, _ = await session_with_turn(store)
     long = reward(session_id=session_id, comment="x" * 64_000)

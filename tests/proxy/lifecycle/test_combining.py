@@ -66,7 +66,7 @@ def test_by_default_the_reward_is_the_weighted_sum_of_the_latest_entries(
 
 
 @given(ledgers(), rules)
-def test_every_rule_computes_what_its_name_says(ledger: list[LedgerEntry], given_rules: RewardRules) -> None:
+def test_every_rule_computes_its_definition(ledger: list[LedgerEntry], given_rules: RewardRules) -> None:
     weight = {name: given_rules.weights.get(name, 1.0) for name in NAMES}
     values = {
         name: weight[name] * value

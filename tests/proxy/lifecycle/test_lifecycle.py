@@ -36,7 +36,7 @@ def test_readiness_needs_an_end_a_reward_a_turn_and_the_purpose(given_facts: Ses
 
 
 @given(facts)
-def test_leased_sessions_are_left_alone_and_settling_is_idempotent(given_facts: SessionFacts) -> None:
+def test_leased_sessions_do_not_change_and_settling_is_idempotent(given_facts: SessionFacts) -> None:
     settled = training_state(given_facts)
     if given_facts.training in OUT_OF_OUR_HANDS:
         assert settled is given_facts.training

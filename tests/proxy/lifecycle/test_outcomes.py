@@ -108,7 +108,7 @@ def test_untrained_turns_have_a_reason() -> None:
         ("no_reward", "Version 3 consumed it and learnt nothing from it: no reward."),
     ],
 )
-def test_the_explanation_says_if_a_consumed_session_taught_nothing(skipped: str | None, said: str) -> None:
+def test_the_explanation_reports_a_consumed_session_without_effect(skipped: str | None, said: str) -> None:
     standing = SessionStanding(
         training=TrainingState.CONSUMED,
         state=SessionState.ENDED,

@@ -150,7 +150,7 @@ def test_tokens_paid_by_one_proxy_delay_the_others() -> None:
 
 
 @given(back=st.floats(1.0, 1e6), rate=RATES)
-def test_a_clock_that_was_set_back_locks_nobody_out_for_more_than_a_minute(back: float, rate: Rate) -> None:
+def test_a_clock_that_was_set_back_blocks_calls_for_at_most_a_minute(back: float, rate: Rate) -> None:
     proxies = Proxies(Rates(calls=rate), 2)
     for _ in range(50):
         proxies.call(0, waiting=50)
@@ -173,7 +173,7 @@ def test_owed_tokens_stay_owed_when_the_clock_is_set_back() -> None:
     assert refusal.seconds == pytest.approx(599.0)
 
 
-def test_standings_say_what_is_left() -> None:
+def test_standings_report_the_remaining_limit() -> None:
     proxies = Proxies(
         Rates(calls=Rate(per_minute=60, burst_seconds=10.0), tokens=Rate(per_minute=6000, burst_seconds=10.0)), 1
     )

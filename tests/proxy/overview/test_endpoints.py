@@ -108,7 +108,7 @@ async def test_pause_and_resume(site: Site, run_id: str) -> None:
     assert (await site.client.post("/api/v1/runs/none/pause", headers=admin)).status_code == 404
 
 
-async def test_a_trainer_pauses_its_own_run_and_says_why(site: Site, run_id: str) -> None:
+async def test_a_trainer_pauses_its_own_run_with_a_reason(site: Site, run_id: str) -> None:
     admin, trainer = await site.key(PrincipalKind.ADMIN), await site.key(PrincipalKind.TRAINER, run_id)
     other = await site.key(PrincipalKind.TRAINER, await add_run(site.database, name="other"))
     path = "/api/v1/runs/calculator/pause"

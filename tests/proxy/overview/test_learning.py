@@ -32,7 +32,7 @@ def facts(**said: Any) -> LearningFacts:
 NEW: dict[str, Any] = {"head_version": 0, "learning_rates": []}
 
 
-def test_a_run_that_may_have_learnt_says_nothing() -> None:
+def test_a_run_that_may_have_learnt_reports_nothing() -> None:
     assert why_not_learnt(facts()) == ()
 
 
@@ -74,7 +74,7 @@ def test_a_run_that_may_have_learnt_says_nothing() -> None:
         ({"head_version": ENOUGH_STEPS, "learning_rates": [1e-9]}, []),
     ],
 )
-def test_the_reason_is_said(said: dict[str, Any], reasons: list[str]) -> None:
+def test_the_reason_is_reported(said: dict[str, Any], reasons: list[str]) -> None:
     found = why_not_learnt(facts(**said))
     assert len(found) == len(reasons)
     for sentence, beginning in zip(found, reasons, strict=True):

@@ -13,7 +13,7 @@ from proxy.sessions.opening import SessionSpec
 from tests.proxy.store import MovedClock, Store
 
 
-async def test_what_a_new_run_waits_for_is_said_one_after_the_other(store: Store, tmp_path: Path) -> None:
+async def test_a_new_run_reports_what_it_waits_for_step_by_step(store: Store, tmp_path: Path) -> None:
     asked = AskedBatches()
     claims = ClaimService(database=store.database, clock=store.clock, signals=store.signals, asked=asked)
     overview = OverviewService(

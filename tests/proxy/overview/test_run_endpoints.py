@@ -77,9 +77,7 @@ async def served(client: httpx.AsyncClient, key: str, **body: Any) -> httpx.Resp
             await asyncio.sleep(0.01)
 
 
-async def test_a_run_is_created_with_defaults_for_what_is_not_given(
-    app: Application, admin: httpx.AsyncClient, model: Path
-) -> None:
+async def test_a_run_is_created_with_defaults(app: Application, admin: httpx.AsyncClient, model: Path) -> None:
     body = {"name": "shop", "model": str(model), "settings": {"lease_seconds": 7, "trainer": {"seed": 1}}}
     created = await admin.post("/api/v1/runs", json=body)
     assert created.status_code == 201

@@ -116,7 +116,7 @@ async def _add_turns(site: Site, run_id: str, begins: Sequence[float], seconds: 
     await site.database.commit(lambda connection: connection.execute(insert(TurnRow), rows))
 
 
-async def test_a_rate_goes_through_so_many_turns_and_shows_what_is_whole(
+async def test_a_rate_reads_a_bounded_number_of_turns_and_shows_complete_intervals(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = await add_run(site.database)
@@ -199,14 +199,14 @@ async def test_curves_hold_every_rewarded_session_and_every_version(site: Site, 
 
 
 @pytest.mark.parametrize("cursor", ["x", "-1", "0x1p0~abc"])
-async def test_cursors_that_nobody_gave_are_refused(site: Site, run_id: str, cursor: str) -> None:
+async def test_invented_cursors_are_refused(site: Site, run_id: str, cursor: str) -> None:
     with pytest.raises(InvalidRequest):
         await site.overview.ledger.page(run_id, RewardFilter(), cursor=cursor)
     with pytest.raises(InvalidRequest):
         await site.overview.steps(run_id, cursor=cursor)
 
 
-async def test_what_is_not_there_is_not_found(site: Site, run_id: str) -> None:
+async def test_missing_objects_are_404(site: Site, run_id: str) -> None:
     for missing in (
         site.overview.run("other"),
         site.overview.session("ses_none"),
@@ -231,7 +231,7 @@ async def test_pausing_is_logged_once_and_an_archived_run_stays_so(site: Site, r
         await site.switch.resume("calculator")
 
 
-async def test_health_says_what_is_wrong(site: Site, run_id: str) -> None:
+async def test_health_reports_problems(site: Site, run_id: str) -> None:
     health = await site.overview.health()
     assert (health.ready, health.database, health.engine_ready) == (True, "ok", True)
     assert health.disk_free_bytes is not None
@@ -243,7 +243,7 @@ async def test_health_says_what_is_wrong(site: Site, run_id: str) -> None:
     assert any("engine" in problem for problem in health.problems)
 
 
-async def test_health_says_which_version_was_rejected_until_a_newer_one_is_there(site: Site, run_id: str) -> None:
+async def test_health_reports_a_rejected_version_until_a_newer_one_exists(site: Site, run_id: str) -> None:
     (before,) = (await site.overview.health()).runs
     newest = before.head_version
     await site.database.commit(
@@ -293,7 +293,7 @@ async def test_snapshots_come_at_once_and_when_something_changes_and_end_with_cl
         await asyncio.wait_for(anext(stream), 60)
 
 
-async def test_a_client_that_comes_back_gets_what_it_missed_and_nothing_else(site: Site, run_id: str) -> None:
+async def test_a_reconnecting_client_gets_only_the_events_that_it_missed(site: Site, run_id: str) -> None:
     await _log(site, run_id, "one")
     seen = await site.database.read(
         lambda connection: connection.execute(select(EventRow.id).order_by(EventRow.id.desc()).limit(1)).scalar_one()

@@ -43,7 +43,7 @@ async def as_admin(world: World, method: str, path: str, body: Any = None) -> ht
     return await world.http.request(method, path, json=body, headers=bearer(key.text))
 
 
-async def test_an_erased_conversation_is_not_gone_on_with(site: World) -> None:
+async def test_an_erased_conversation_is_not_continued(site: World) -> None:
     first = await site.post({"user": "ada"})
     session_id = first.headers["x-base-rl-session"]
     said = first.json()["choices"][0]["message"]
@@ -61,7 +61,7 @@ async def test_an_erased_conversation_is_not_gone_on_with(site: World) -> None:
     assert (turn.continuation, turn.parent_id, turn.prefix_tokens) == ("new", None, 0)
 
 
-async def test_an_answer_is_not_said_again(site: World) -> None:
+async def test_an_answer_is_not_repeated(site: World) -> None:
     headers = {"Idempotency_Key": "k1"}
     first = await site.post({"user": "ada"}, **headers)
     assert (await site.post({"user": "ada"}, **headers)).json()["id"] == first.json()["id"]
@@ -69,7 +69,7 @@ async def test_an_answer_is_not_said_again(site: World) -> None:
     assert (await site.post({"user": "ada"}, **headers)).json()["id"] != first.json()["id"]
 
 
-async def test_the_session_says_so_and_takes_nothing_more(site: World) -> None:
+async def test_the_session_is_marked_as_erased_and_accepts_nothing_more(site: World) -> None:
     session_id, key = await site.session_key(metadata={"user_id": "ada", "note": "private"})
     assert (await site.http.post("/v1/chat/completions", json=_CALL, headers=bearer(key))).status_code == 200
     report = (await as_admin(site, "DELETE", f"/api/v1/sessions/{session_id}")).json()
@@ -85,7 +85,7 @@ async def test_the_session_says_so_and_takes_nothing_more(site: World) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (410, "gone")
 
 
-async def test_what_is_wrong_is_said(site: World) -> None:
+async def test_errors_are_reported(site: World) -> None:
     assert (await site.http.delete("/api/v1/sessions/x")).status_code == 403
     assert (await site.http.post("/api/v1/erase", json={"user": "ada"})).status_code == 403
     assert (await as_admin(site, "DELETE", "/api/v1/sessions/x")).status_code == 404

@@ -129,7 +129,7 @@ async def test_all_of_a_user_is_found_and_what_comes_later_is_found_again(world:
     assert (await service.erase(ErasureTarget(user="eve"))).sessions == 0
 
 
-async def test_an_erased_session_records_nothing_more_and_is_no_parent(world: World) -> None:
+async def test_an_erased_session_records_nothing_more_and_has_no_continuations(world: World) -> None:
     session_id = await told(world)
     last = await world.turn(session_id, conversation="c" * 16)
     assert await world.store.find_parent(session_id, [b"c" * 16]) is not None
@@ -162,7 +162,7 @@ async def test_a_leased_session_stays_in_its_claim_and_is_not_handed_out_again(w
     assert (await world.session_row(session_id)).training == "excluded"
 
 
-async def test_what_was_only_marked_is_emptied_by_the_next_sweep(world: World) -> None:
+async def test_a_session_that_was_only_marked_is_emptied_by_the_next_sweep(world: World) -> None:
     """The process died between the mark and the removal."""
     session_id = await told(world, turns=450)
     service = eraser(world)

@@ -44,7 +44,7 @@ async def test_off_by_default(database_url: str) -> None:
 
 
 @pytest.mark.rows_by_hand
-async def test_what_is_done_with_goes_after_its_time(database_url: str) -> None:
+async def test_content_of_finished_sessions_is_removed_after_its_time(database_url: str) -> None:
     async with open_world(database_url, retention={"max_age_days": 30}) as world:
         old = {state: await in_state(world, state, ended_days_ago=31) for state in STATES}
         for state in STATES:
@@ -59,7 +59,7 @@ async def test_what_is_done_with_goes_after_its_time(database_url: str) -> None:
 
 
 @pytest.mark.rows_by_hand
-async def test_what_may_yet_be_trained_goes_where_it_is_said_but_never_what_is_in_use(database_url: str) -> None:
+async def test_trainable_content_is_removed_only_on_request_and_never_while_in_use(database_url: str) -> None:
     async with open_world(database_url, retention={"max_age_days": 30, "unconsumed": True}) as world:
         old = {state: await in_state(world, state, ended_days_ago=31) for state in STATES}
         opened = await in_state(world, "pending", ended_days_ago=None)

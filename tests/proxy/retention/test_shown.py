@@ -35,7 +35,7 @@ async def test_an_erased_session_is_shown_without_its_content(site: Site, run_id
     assert "its content was deleted" in page.text
 
 
-async def test_a_turn_says_what_of_it_was_redacted(site: Site, run_id: str) -> None:
+async def test_a_turn_records_its_redacted_ranges(site: Site, run_id: str) -> None:
     (session,) = (await site.overview.sessions(run_id, SessionFilter(training="consumed"), limit=1)).sessions
     turn_id = (await site.overview.session(session.id)).turns[0].id
     await site.database.commit(

@@ -41,7 +41,7 @@ async def test_ensuring_again_is_the_same_run_with_the_new_settings(store: Store
     assert tuple(kinds[-1]) == ("run.configured", {"changed": ["lease_seconds"]})
 
 
-async def test_a_run_that_nobody_named_is_not_begun_beside_others(store: Store) -> None:
+async def test_an_unnamed_run_is_not_created_beside_others(store: Store) -> None:
     await store.runs.ensure(RunSettings(model="base/model"))  # its name is policy, like that of the existing run
     other = await store.runs.ensure(RunSettings(name="other", model="base/model"))
     await store.database.commit(
@@ -95,7 +95,7 @@ async def test_a_directory_is_known_by_its_absolute_path(
     assert relative.base_model == absolute.base_model == str(tmp_path / "model")
 
 
-async def test_versions_are_read_anew_every_time(store: Store) -> None:
+async def test_versions_are_read_again_every_time(store: Store) -> None:
     await store.database.commit(
         lambda connection: connection.execute(update(RunRow).values(head_version=3, serving_version=2))
     )

@@ -210,7 +210,7 @@ async def test_an_adapter_is_loaded_by_an_engine_that_takes_adapters(bench: Benc
     assert bench.serving == 1
 
 
-async def test_which_formats_the_engine_loads_is_known_while_it_says_so(bench: Bench) -> None:
+async def test_the_formats_that_the_engine_loads_are_those_it_reports(bench: Bench) -> None:
     formats = [bench.swaps.formats(bench.world.run_id)]
     for bench.engine.adapters in (True, False):
         await bench.swaps.reconcile()
@@ -308,7 +308,7 @@ async def test_a_slow_engine_is_given_three_chances(bench: Bench) -> None:
     assert bench.swaps.engine_ready
 
 
-async def test_a_failed_load_goes_on_with_the_old_version(bench: Bench) -> None:
+async def test_a_failed_load_keeps_the_old_version(bench: Bench) -> None:
     bench.swaps = bench.controller(health_interval_seconds=3600.0)
     await bench.swaps.reconcile()
     await bench.commit()
@@ -567,7 +567,7 @@ async def kill(bench: Bench, *, during_load: bool) -> None:
 
 
 @pytest.mark.parametrize("during_load", [True, False])
-async def test_what_engines_died_of_is_not_given_to_them_again(bench: Bench, during_load: bool) -> None:
+async def test_a_version_that_killed_engines_is_not_loaded_again(bench: Bench, during_load: bool) -> None:
     await bench.swaps.reconcile()
     await bench.commit()
     await bench.swaps.reconcile()

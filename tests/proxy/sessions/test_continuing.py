@@ -24,7 +24,7 @@ from tests.proxy.sessions.processes import (
 )
 
 
-async def test_a_conversation_of_a_named_session_goes_on_without_the_name(proxy: Proxy) -> None:
+async def test_a_conversation_of_a_named_session_continues_without_the_name(proxy: Proxy) -> None:
     named = await proxy.call(by_name(AttributedBy.HEADER, "mine"))
     await proxy.answer(named, ONE)
     found = await proxy.call(goes_on(ONE))
@@ -35,7 +35,7 @@ async def test_a_conversation_of_a_named_session_goes_on_without_the_name(proxy:
 
 
 @pytest.mark.parametrize("cold", [False, True])
-async def test_an_id_that_comes_back_names_the_session_before_names_that_last(proxy: Proxy, cold: bool) -> None:
+async def test_an_id_decides_the_session_before_lasting_names(proxy: Proxy, cold: bool) -> None:
     opened = [await proxy.call(SessionHints()) for _ in range(2)]
     turns = []
     for context in opened:
@@ -109,7 +109,7 @@ async def test_a_trace_that_is_unknown_joins_the_conversation(proxy: Proxy, cold
     assert (beside.id, beside.attributed_by) == (first.id, AttributedBy.TRACEPARENT)
 
 
-async def test_of_equal_conversations_the_trace_finds_its_own(proxy: Proxy) -> None:
+async def test_the_trace_decides_between_equal_conversations(proxy: Proxy) -> None:
     traces = [str(number) * 32 for number in range(1, 6)]
     opened = {}
     for trace in traces:
@@ -120,7 +120,7 @@ async def test_of_equal_conversations_the_trace_finds_its_own(proxy: Proxy) -> N
 
 
 @pytest.mark.parametrize("cold", [False, True])
-async def test_of_equal_conversations_the_newest_that_is_open_goes_on(proxy: Proxy, cold: bool) -> None:
+async def test_the_newest_open_session_of_equal_conversations_continues(proxy: Proxy, cold: bool) -> None:
     """An attempt that crashed stays open; the next one, equal so far, does not join it."""
     crashed: list[SessionId] = []
     newest: list[SessionId] = []
@@ -139,7 +139,7 @@ async def test_of_equal_conversations_the_newest_that_is_open_goes_on(proxy: Pro
 
 
 @pytest.mark.parametrize("cold", [False, True])
-async def test_equal_conversations_in_parallel_go_on_apart(proxy: Proxy, cold: bool) -> None:
+async def test_parallel_equal_conversations_continue_separately(proxy: Proxy, cold: bool) -> None:
     """The first prompt and answer are equal, and the continuing calls are made at the same time."""
     opened = [await proxy.call(SessionHints()) for _ in range(3)]
     for context in opened:
@@ -164,7 +164,7 @@ async def test_the_longest_conversation_decides_even_if_its_session_has_ended(pr
     assert (await proxy.call(goes_on(THREE, ONE))).id == going.id
 
 
-async def test_a_conversation_goes_on_in_a_new_session_after_the_final_reward(proxy: Proxy) -> None:
+async def test_a_conversation_continues_in_a_new_session_after_the_final_reward(proxy: Proxy) -> None:
     store = proxy.store
     first = await proxy.call(SessionHints())
     await proxy.answer(first, ONE)
@@ -188,7 +188,7 @@ async def test_a_conversation_is_found_without_the_message_that_floated_behind_i
     assert (await asking.call(goes_on(ONE))).id == nearly.id
 
 
-async def test_failed_turns_are_no_conversation(proxy: Proxy) -> None:
+async def test_failed_turns_are_not_part_of_a_conversation(proxy: Proxy) -> None:
     context = await proxy.call(SessionHints())
     await proxy.store.add_turn(context.id, conversation_hash=ONE, state="failed")
     assert (await proxy.call(goes_on(ONE))).is_new

@@ -69,7 +69,7 @@ async def test_prompts_that_only_begin_alike_are_apart(proxy: Proxy) -> None:
     assert (await proxy.call(hints)).id == third.id
 
 
-async def test_equal_runs_with_equal_answers_go_on_apart(proxy: Proxy) -> None:
+async def test_equal_runs_with_equal_answers_continue_separately(proxy: Proxy) -> None:
     """They cannot be distinguished, but none gets two turns while another gets none."""
     proxy.store.clock.now += 1
     first = [await step(proxy, "Task") for _ in range(8)]

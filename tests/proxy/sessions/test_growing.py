@@ -36,9 +36,7 @@ def goes_on(recorded: str, answer: str, text: str) -> bool:
 
 
 @given(TEXTS, ANSWERS, TEXTS)
-def test_a_text_goes_on_from_what_it_begins_with_if_the_answer_stands_behind(
-    recorded: str, answer: str, text: str
-) -> None:
+def test_a_text_continues_a_prompt_followed_by_its_answer(recorded: str, answer: str, text: str) -> None:
     """The rule in plain words, on texts so similar that it often holds."""
     text = text.strip()
     begin = recorded.strip()
@@ -49,7 +47,7 @@ def test_a_text_goes_on_from_what_it_begins_with_if_the_answer_stands_behind(
 
 
 @given(TEXTS, ANSWERS, TEXTS, TEXTS)
-def test_what_stands_around_the_answer_does_not_matter(recorded: str, answer: str, before: str, after: str) -> None:
+def test_text_around_the_answer_does_not_matter(recorded: str, answer: str, before: str, after: str) -> None:
     text = f"{recorded}{'c' * len(before)}{answer}{after}".strip()
     assert goes_on(recorded, answer, text)
     assert not goes_on(recorded, f"{answer.strip()}d", text)
@@ -77,7 +75,7 @@ def test_a_step_continues_the_last_one(steps: list[tuple[str, str]]) -> None:
     ],
     ids=["number", "same", "answer alone", "other task", "cut answer", "answer before"],
 )
-def test_a_text_without_the_answer_behind_the_prompt_does_not_go_on(recorded: str, answer: str, text: str) -> None:
+def test_a_text_without_the_answer_after_the_prompt_continues_nothing(recorded: str, answer: str, text: str) -> None:
     assert not goes_on(recorded, answer, text)
 
 
@@ -88,7 +86,7 @@ def test_an_answer_longer_than_its_head_is_compared_whole() -> None:
     assert goes_on("Task", answer, f"Task aa{answer}"), "it begins a little later"
 
 
-def test_of_answers_the_nearest_counts_then_the_longest() -> None:
+def test_the_nearest_answer_counts_then_the_longest() -> None:
     two, three = step_of(prompt("Task"), "2"), step_of(prompt("Task"), "3")
     long = step_of(prompt("Task"), "3 or more")
     assert continued_steps("Task 2\nObservation: 3", [three, two]) == [two, three]

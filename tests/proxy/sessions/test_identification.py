@@ -70,7 +70,7 @@ def test_the_first_that_applies_decides(first: int) -> None:
 
 @pytest.mark.parametrize("value", ["", "   ", "x" * 201, "a\nb", "\x00", "\ud800", None, True, 1.5, [], {}, ["x"]])
 @pytest.mark.parametrize("field", ["prompt_cache_key", "user", "session_id", "user_id"])
-def test_a_foreign_value_that_is_no_name_is_passed_over(field: str, value: Any) -> None:
+def test_a_foreign_value_that_is_not_a_name_is_ignored(field: str, value: Any) -> None:
     body = {field: value} if field in ("prompt_cache_key", "user") else {"metadata": {field: value}}
     assert named({}, body) is None
     assert named({"openai-project": "proj_1"}, body) == Name(AttributedBy.PROJECT, "proj_1")
@@ -87,7 +87,7 @@ def test_a_user_names_no_session(body: dict[str, Any]) -> None:
     assert (hints.named, hints.name) == (None, None)
 
 
-def test_a_trace_is_told_apart_from_names() -> None:
+def test_a_trace_is_distinguished_from_names() -> None:
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "openai-project": "proj_1"}
     hints = session_hints(path=None, headers=headers, body={})
     assert (hints.trace, hints.named) == (TRACE, Name(AttributedBy.PROJECT, "proj_1"))
@@ -135,7 +135,7 @@ def test_the_group_is_the_headers_before_the_metadatas() -> None:
         "",
     ],
 )
-def test_what_is_no_traceparent(value: str) -> None:
+def test_invalid_traceparents_are_ignored(value: str) -> None:
     assert trace_id(value) is None
     assert session_hints(path=None, headers={"traceparent": value}, body={}).trace is None
 
@@ -163,7 +163,7 @@ def test_later_versions_of_traceparent_may_have_more_fields() -> None:
         '{"session_id": "' + "x" * 2000 + '"}',
     ],
 )
-def test_what_is_no_session_of_claude_code(value: Any) -> None:
+def test_user_ids_without_a_session_of_claude_code(value: Any) -> None:
     assert claude_code_session(value) is None
 
 

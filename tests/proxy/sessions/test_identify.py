@@ -134,7 +134,7 @@ async def test_an_id_of_ours_is_always_that_session(proxy: Proxy) -> None:
     assert (await proxy.call(by_name(AttributedBy.METADATA, unknown))).id == opened.id
 
 
-async def test_what_memory_knows_costs_no_look_at_the_store(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cached_sessions_need_no_query(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     with transactions(proxy.store, monkeypatch) as opened:
         named = await proxy.call(by_name(AttributedBy.HEADER, "mine"))
         assert opened == ["commit"], "opening is one transaction"
@@ -187,7 +187,7 @@ async def test_an_end_in_another_process_is_seen_within_a_second(proxy: Proxy) -
     assert (await proxy.call(goes_on(ONE))).attributed_by is AttributedBy.NEW
 
 
-async def test_what_another_process_recorded_is_found(proxy: Proxy) -> None:
+async def test_records_of_another_process_are_found(proxy: Proxy) -> None:
     other = Proxy(proxy.store)
     named = await other.call(by_name(AttributedBy.PATH, "mine"))
     bare = await other.call(SessionHints())

@@ -55,7 +55,7 @@ def test_an_open_session_is_known_by_its_name_for_a_moment(kept: Kept) -> None:
     assert kept.memory.by_name(RUN, "mine") is known
 
 
-def test_the_id_is_known_for_good_within_its_run(kept: Kept) -> None:
+def test_the_id_is_known_permanently_within_its_run(kept: Kept) -> None:
     known = kept.put("a")
     kept.clock.now += 1000
     assert kept.memory.by_id(SessionId("a")) is kept.memory.by_name(RUN, "a") is known
@@ -97,7 +97,7 @@ def test_equal_conversations_are_continued_in_turn(kept: Kept) -> None:
     assert kept.memory.continued(KEY, b"-" * 16) is None
 
 
-def test_what_the_store_says_of_a_conversation_is_counted_on_from(kept: Kept) -> None:
+def test_continuations_are_counted_from_the_stores_figures(kept: Kept) -> None:
     for session_id in "ab":
         kept.put(session_id)
     kept.memory.put_conversation(KEY, HASH, {SessionId("a"): 2, SessionId("b"): 0}, exact=BOTH)

@@ -135,7 +135,7 @@ async def test_keys_of_other_runs_and_kinds_make_no_calls(store: Store) -> None:
             await store.sessions.identify(await store.principal(kind, run_id=run_id), store.run, SessionHints())
 
 
-async def test_a_conversation_goes_on_in_its_session(store: Store) -> None:
+async def test_a_conversation_continues_in_its_session(store: Store) -> None:
     long, short, foreign = b"l" * 16, b"s" * 16, b"f" * 16
     opened = await store.sessions.identify(store.owner, store.run, SessionHints(group="g"))
     assert opened.attributed_by is AttributedBy.NEW
@@ -169,7 +169,7 @@ async def test_a_conversation_is_found_only_under_its_key_and_while_it_is_open(s
     assert (after.id != opened.id, after.attributed_by) == (True, AttributedBy.NEW)
 
 
-async def test_equal_conversations_go_on_apart(store: Store) -> None:
+async def test_equal_conversations_continue_separately(store: Store) -> None:
     first, second = b"1" * 16, b"2" * 16
     sessions = [await store.sessions.identify(store.owner, store.run, SessionHints()) for _ in range(2)]
     for session in sessions:
@@ -198,7 +198,7 @@ async def test_ending_is_once_and_a_late_outcome_fills_in(store: Store) -> None:
     assert (again.outcome, again.ended_at) == ("failed", first.ended_at)
 
 
-async def test_the_end_of_an_attempt_without_calls_is_said_so(store: Store) -> None:
+async def test_the_end_of_an_attempt_without_calls_is_reported(store: Store) -> None:
     (session,) = await store.sessions.create(store.run, SessionSpec())
     view = await store.sessions.end(store.owner, session.id, Outcome.COMPLETED)
     assert (view.training, view.explanation) == ("excluded", "It ended without a model call.")

@@ -56,7 +56,7 @@ def typed(value: Any) -> Any:
 
 
 @given(OBJECTS, st.randoms())
-def test_arguments_written_anew_are_equal(value: dict[str, Any], random: Any) -> None:
+def test_rewritten_arguments_are_equal(value: dict[str, Any], random: Any) -> None:
     keys = list(value)
     random.shuffle(keys)
     shuffled = {key: value[key] for key in keys}
@@ -70,7 +70,7 @@ def test_arguments_are_equal_exactly_when_the_json_is(left: Any, right: Any) -> 
     assert same == (typed(left) == typed(right))
 
 
-def test_numbers_and_booleans_are_told_apart() -> None:
+def test_numbers_and_booleans_are_distinguished() -> None:
     texts = ['{"a": 1}', '{"a": 1.5}', '{"a": true}', '{"a": "1"}', '{"a": null}', "{}"]
     assert len({canonical_arguments(text) for text in texts}) == len(texts)
 
@@ -86,7 +86,7 @@ def test_numbers_and_booleans_are_told_apart() -> None:
         ("0.1", "0.10"),
     ],
 )
-def test_numbers_that_javascript_writes_anew_are_equal(written: str, echoed: str) -> None:
+def test_numbers_rewritten_by_javascript_are_equal(written: str, echoed: str) -> None:
     left, right = (hashed(calling(f'{{"a": {number}}}')) for number in (written, echoed))
     assert left == right
     assert canonical_arguments({"a": json.loads(written)}) == canonical_arguments(f'{{"a": {echoed}}}')
@@ -102,7 +102,7 @@ def test_white_space_around_an_answer_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', "{", "", "nul", "[" * 100_000, "9" * 5000])
-def test_text_that_is_no_json_equals_only_itself(text: str) -> None:
+def test_text_that_is_not_json_equals_only_itself(text: str) -> None:
     assert canonical_arguments(text) == canonical_arguments(text)
     assert canonical_arguments(text) != canonical_arguments(text + "x")
 

@@ -170,7 +170,7 @@ def test_contents_that_make_no_control_token_keep_their_ids(name: str, data: st.
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ordinary_conversations_are_tokenised_as_ever(name: str) -> None:
+def test_ordinary_conversations_are_tokenised_as_before(name: str) -> None:
     template, open_one = model(name), model(name, allow=True)
     texts = ["Hi.", "x <b>y</b> | z", "if a < b:", "né 日本語 🎉", "", "  The answer is 3 ", "<|", "[INST", "object"]
     for text in texts:
@@ -268,7 +268,7 @@ def test_two_contents_do_not_make_one_together(tmp_path: Path) -> None:
         assert len(control_ids(template, encoded(template, messages, None))) == 1
 
 
-def test_what_an_answer_is_to_begin_with_writes_none(tmp_path: Path) -> None:
+def test_a_prefill_writes_no_control_token(tmp_path: Path) -> None:
     template = model("hermes")
     asked = conversation([{"role": "user", "content": "x"}])
     begun = Conversation(
@@ -314,7 +314,7 @@ def test_characters_that_the_tokenizer_reads_as_others_make_none(tmp_path: Path,
 
 
 @pytest.mark.parametrize("filler", ["x", "<", "<|im_end|>", "<|im_", "é"])
-def test_long_texts_are_marked_wherever_a_token_stands(filler: str) -> None:
+def test_long_texts_are_marked_wherever_a_token_is(filler: str) -> None:
     """Long texts are searched in pieces: a token across the border of two is found."""
     template = model("hermes")
     text = filler * (150_000 // len(filler))

@@ -108,7 +108,7 @@ def test_added_tokens_with_spaces_and_accents() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, FALLBACK], ids=["byte-level", "fallback"])
-def test_what_one_token_stands_for(tokenizer: Tokenizer) -> None:
+def test_the_bytes_of_a_single_token(tokenizer: Tokenizer) -> None:
     decoder = TokenDecoder(tokenizer, hidden=())
     assert decoder.token_bytes(token_id(tokenizer, "4" if tokenizer is FALLBACK else "Ġas")) in (b"4", b" as")
     assert decoder.token_bytes(10**6) == b""

@@ -79,7 +79,7 @@ def read(name: str, text: str, tools: list[dict[str, Any]], cuts: list[int]) -> 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_format_is_told_by_the_template(name: str) -> None:
+def test_the_format_is_detected_in_the_template(name: str) -> None:
     family, form = FAMILIES[name], output_format(load(name))
     assert form.tool_format is not None
     assert form.tool_format.name == family.tool_format
@@ -96,11 +96,11 @@ def test_the_format_is_told_by_the_template(name: str) -> None:
         "<tool_calls>",
     ],
 )
-def test_what_is_not_known_is_not_looked_for(text: str) -> None:
+def test_unknown_names_are_not_looked_up(text: str) -> None:
     assert output_format(Written(text)) == OutputFormat()
 
 
-def test_the_run_says_otherwise() -> None:
+def test_the_run_overrides_the_detection() -> None:
     template = load("hermes")
     form = output_format(template, tool_parser="mistral", reasoning_parser="think")
     assert form == OutputFormat(tool_format=TOOL_FORMATS["mistral"], reasoning=True)
@@ -108,7 +108,7 @@ def test_the_run_says_otherwise() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_kept_and_what_ends_a_call_stand_in_a_rendered_call(name: str) -> None:
+def test_a_rendered_call_contains_the_kept_texts_and_one_end_marker(name: str) -> None:
     form = output_format(load(name))
     text = output_of(load(name), message([("f", {"a": 1})]))
     assert form.kept_texts
@@ -183,7 +183,7 @@ def test_templates_that_open_the_thought(name: str, opens: bool) -> None:
         ("assistant\n", "It is", False),
     ],
 )
-def test_where_an_answer_goes_on_whose_beginning_is_given(tail: str, prefill: str, inside: bool) -> None:
+def test_whether_a_prefilled_answer_begins_inside_a_thought(tail: str, prefill: str, inside: bool) -> None:
     assert OutputFormat(reasoning=True).begins_inside_thought(tail, prefill) is inside
     assert not OutputFormat().begins_inside_thought(tail, prefill)
 

@@ -224,7 +224,7 @@ def test_the_same_request_again_shares_the_whole_prompt(template: ChatTemplate) 
     assert plan.prefix_tokens == len(plan.input_ids)
 
 
-def test_nothing_in_common_is_new(template: ChatTemplate) -> None:
+def test_prompts_without_a_common_prefix_are_new(template: ChatTemplate) -> None:
     stranger = KnownTurn(id=new_turn_id(), path_ids=TokenIds.of((300, 301)), tools_hash=tools_hash(None))
     for turns in ([], [stranger]):
         plan = plan_branch(template, conversation([{"role": "user", "content": "x"}]), turns)

@@ -93,13 +93,13 @@ def test_a_stop_string_stays_where_the_client_writes_it_and_is_cut_off_otherwise
     assert whole_text(template, elsewhere.input_ids) == asked + said + "X" + rest
 
 
-def test_an_answer_cut_within_a_character_is_gone_on_from(template: ChatTemplate) -> None:
+def test_an_answer_cut_within_a_character_can_be_continued(template: ChatTemplate) -> None:
     output = template.encode("日")[:1]
     plan = behind(template, "Say: ", output, decoder_of(template).text(output), " no")
     assert plan.input_ids == template.encode("Say: ") + output + template.encode(" no")
 
 
-def test_special_tokens_in_the_prompt_are_no_hindrance(template: ChatTemplate) -> None:
+def test_special_tokens_in_the_prompt_cause_no_error(template: ChatTemplate) -> None:
     asked = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     output = (*template.encode("42"), template.stop_ids[0])
     rest = "<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
@@ -108,7 +108,7 @@ def test_special_tokens_in_the_prompt_are_no_hindrance(template: ChatTemplate) -
     assert whole_text(template, plan.input_ids) == asked + "42" + rest
 
 
-def test_an_empty_answer_is_gone_on_from(template: ChatTemplate) -> None:
+def test_an_empty_answer_can_be_continued(template: ChatTemplate) -> None:
     plan = behind(template, "Say: ", (template.stop_ids[0],), "", "no")
     assert plan.input_ids == template.encode("Say: ") + template.encode("no")
 

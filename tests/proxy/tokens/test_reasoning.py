@@ -36,7 +36,7 @@ def read(text: str, *, inside: bool = False) -> tuple[str, str]:
         ("", "", ""),
     ],
 )
-def test_a_thought_stands_first(text: str, thought: str, answer: str) -> None:
+def test_a_thought_comes_first(text: str, thought: str, answer: str) -> None:
     assert read(text) == (thought, answer)
 
 
@@ -65,7 +65,7 @@ def test_any_split_tells_the_same(text: str, cuts: list[int], inside: bool) -> N
 
 
 @given(MARKUP | st.text(), st.booleans())
-def test_nothing_is_lost_but_tags_and_white_space(text: str, inside: bool) -> None:
+def test_only_tags_and_white_space_are_lost(text: str, inside: bool) -> None:
     kept = "".join("".join(read(text, inside=inside)).split())
     assert kept in {
         "".join(candidate.split())

@@ -112,13 +112,13 @@ def test_another_use_of_tools_is_tried_anew(tmp_path: Path) -> None:
     assert shortcuts.behind(messages, Rendering(tools=TOOLS), covered) is None
 
 
-def test_what_the_stand_in_offends_is_rendered_whole(tmp_path: Path) -> None:
+def test_a_template_that_rejects_the_stand_in_is_rendered_whole(tmp_path: Path) -> None:
     strict = "{%- if messages[0].content == '…' %}{{ raise_exception('who are you?') }}{% endif %}" + CHATML
     messages, covered = talk(2)
     assert Shortcuts(template_of(tmp_path, strict), behind).behind(messages, Rendering(), covered) is None
 
 
-def test_of_short_conversations_the_first_are_compared_and_then_some(
+def test_the_first_short_conversations_are_compared_and_later_only_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If nothing is compared, an answer of text only costs one rendering."""

@@ -39,7 +39,7 @@ def test_any_split_gives_the_same_text(text: str, stops: list[str], cuts: list[i
     assert released == expected(text, stops)
 
 
-def test_nothing_is_held_back_without_need() -> None:
+def test_text_is_not_delayed_without_need() -> None:
     trimmer = StopTrimmer(["STOP"])
     assert [trimmer.feed(piece) for piece in ("abc", "ST", "AR", "S")] == ["abc", "", "STAR", ""]
     assert trimmer.finish() == "S"

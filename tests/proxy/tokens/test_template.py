@@ -77,7 +77,7 @@ def test_arguments_as_json_text_are_rendered_as_the_object(template: ChatTemplat
     assert function["arguments"].startswith("{\n"), "the message itself is not changed"
 
 
-def test_arguments_that_are_no_object_stay_text(template: ChatTemplate) -> None:
+def test_arguments_that_are_not_an_object_stay_text(template: ChatTemplate) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": "[1"}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "x"},
@@ -170,12 +170,14 @@ def test_named_templates_are_chosen_by_tools(tmp_path: Path) -> None:
         ({"template": "{{ messages[0].content }}"}, "leaves out"),
     ],
 )
-def test_a_model_that_cannot_be_served_says_why(tmp_path: Path, options: dict[str, Any], missing: str) -> None:
+def test_a_model_that_cannot_be_served_is_an_error_with_the_reason(
+    tmp_path: Path, options: dict[str, Any], missing: str
+) -> None:
     with pytest.raises(ConfigurationError, match=missing):
         ChatTemplate.load(str(write_model(tmp_path, **options)))
 
 
-def test_a_model_without_an_end_token_says_so(tmp_path: Path) -> None:
+def test_a_model_without_an_end_token_is_reported(tmp_path: Path) -> None:
     open_ended = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     with pytest.raises(ConfigurationError, match="eos_token_id"):
         ChatTemplate.load(str(write_model(tmp_path, template=open_ended, eos=None)))
@@ -200,7 +202,7 @@ def test_a_hugging_face_id_comes_from_the_local_cache(tmp_path: Path) -> None:
     assert ChatTemplate.load("acme/tiny", cache_dir=tmp_path).closing == "<|im_end|>\n"
 
 
-def test_text_behind_a_special_token_is_not_taken_for_a_beginning(template: ChatTemplate) -> None:
+def test_text_after_a_special_token_is_not_a_beginning(template: ChatTemplate) -> None:
     stop = template.stop_ids[0]
     assert template.encode_after(stop, "\nx") == template.encode("<|im_end|>\nx")[1:]
     assert template.encode_after(None, "\nx") == template.encode("\nx")
@@ -258,7 +260,7 @@ def test_texts_are_encoded_as_the_tokenizer_encodes_them(shared: tuple[ChatTempl
     assert template.encode(text) == tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def test_other_threads_go_on_while_a_long_text_is_tokenised(tmp_path: Path) -> None:
+def test_other_threads_run_while_a_long_text_is_tokenised(tmp_path: Path) -> None:
     """The test measures the longest pause of another thread as a share of the whole; the best of three, because
     machines are busy."""
     template = ChatTemplate.load(str(write_model(tmp_path)))

@@ -121,7 +121,7 @@ def _markers(template: ChatTemplate) -> tuple[str, ...]:
 @pytest.mark.parametrize("echoes", [False, True], ids=["drops", "echoes"])
 @pytest.mark.parametrize("thought", ["", "hm"], ids=["plain", "thinks"])
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "r1"])
-def test_a_tool_loop_goes_on_exactly(name: str, thought: str, echoes: bool, whole: bool) -> None:
+def test_a_tool_loop_continues_exactly(name: str, thought: str, echoes: bool, whole: bool) -> None:
     agent = Agent(name, echoes_reasoning=echoes, whole=whole)
     for calls in (1, 1 if agent.template.single_calls else 2, 1):
         agent.answer(thought, "" if name.startswith(("llama3", "mistral_list")) else "I look.", calls)

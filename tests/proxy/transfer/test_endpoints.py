@@ -59,7 +59,7 @@ async def test_both_formats_stream_the_same_sessions(api: tuple[httpx.AsyncClien
     assert rows[0]["turns"][1]["output_ids"] == [8, 9]
 
 
-async def test_what_was_exported_is_imported(api: tuple[httpx.AsyncClient, Store, World]) -> None:
+async def test_exported_sessions_are_imported(api: tuple[httpx.AsyncClient, Store, World]) -> None:
     client, _, world = api
     line = encode(await recorded(world)).replace(b'"session_id":"ses_', b'"session_id":"old_')
     query = {"train": "true"}
@@ -71,7 +71,7 @@ async def test_what_was_exported_is_imported(api: tuple[httpx.AsyncClient, Store
     assert answer.json()["error"]["param"] == "line 41"
 
 
-async def test_what_is_asked_wrongly_is_told(api: tuple[httpx.AsyncClient, Store, World]) -> None:
+async def test_invalid_requests_are_reported(api: tuple[httpx.AsyncClient, Store, World]) -> None:
     client, store, _ = api
     for path, status in (
         ("/api/v1/runs/nowhere/export", 404),

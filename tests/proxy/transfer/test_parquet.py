@@ -33,14 +33,14 @@ def test_lines_read_back_are_what_was_written(record: SessionRecord) -> None:
     assert decode(encode(record)) == record
 
 
-def test_what_is_no_parquet_file_is_told(tmp_path: Path) -> None:
+def test_an_invalid_parquet_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "it.parquet"
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(InvalidRecord, match="not a Parquet file"):
         list(read_records(path))
 
 
-def test_a_file_of_other_columns_is_told(tmp_path: Path) -> None:
+def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "it.parquet"
     parquet.write_table(pyarrow.table({"text": ["a"]}), path)
     with pytest.raises(InvalidRecord, match="row 1"):

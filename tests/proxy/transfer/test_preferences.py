@@ -93,7 +93,7 @@ async def test_filters_and_pages(world: World) -> None:
     assert [record.id for record in await all_of(world, source="s1")] == made[1::2]
 
 
-async def test_what_is_about_an_erased_session_is_left_out(world: World) -> None:
+async def test_preferences_about_an_erased_session_are_left_out(world: World) -> None:
     one, other, third = [await world.ready() for _ in range(3)]
     await preferred(world, one, other)
     kept = await preferred(world, one, third)
@@ -135,7 +135,7 @@ def _tokens(record: PreferenceRecord) -> Any:
     ]
 
 
-async def test_what_is_no_preference_is_told(world: World) -> None:
+async def test_an_invalid_preference_is_refused(world: World) -> None:
     with pytest.raises(InvalidRequest, match="line 7"):
         await transfer(world).add_preferences(world.run, b'{"format": 1}', first_line=7)
     one, other = await world.ready(), await world.ready()

@@ -43,7 +43,7 @@ async def add(world: World, *records: SessionRecord, train: bool = False, keep_i
 
 @given(st.lists(sessions(), max_size=3), st.booleans())
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
-def test_what_comes_out_of_another_store_is_what_went_in(
+def test_an_export_of_the_imported_store_equals_the_original(
     tmp_path_factory: pytest.TempPathFactory, records: list[SessionRecord], keep_ids: bool
 ) -> None:
     async def there_and_back() -> None:
@@ -81,7 +81,7 @@ async def recorded(world: World) -> SessionRecord:
     return record
 
 
-async def test_a_record_says_it_all(world: World) -> None:
+async def test_a_record_has_all_fields(world: World) -> None:
     record = await recorded(world)
     assert [turn.parent for turn in record.turns] == [None, 0]
     assert [turn.prompt_ids for turn in record.turns] == [(1, 2, 3), (7,)]
@@ -102,7 +102,7 @@ async def test_the_same_file_twice_adds_nothing(world: World) -> None:
     assert await add(world, again[0]) == ImportReport(imported=0, skipped=1, trainable=0)
 
 
-async def test_imported_sessions_are_trained_only_where_it_is_said_and_they_are_whole(world: World) -> None:
+async def test_imported_sessions_are_trained_only_on_request_and_if_complete(world: World) -> None:
     record = await recorded(world)
 
     def other(**changes: object) -> SessionRecord:
@@ -178,7 +178,7 @@ async def test_pages_follow_each_other_without_a_gap(world: World) -> None:
         ({"purpose": "play"}, r"line 2: .*`\$.purpose`"),
     ],
 )
-async def test_what_is_wrong_is_told_by_line_and_field_and_nothing_is_added(
+async def test_errors_name_line_and_field_and_nothing_is_added(
     world: World, change: dict[str, object], message: str
 ) -> None:
     good = await recorded(world)

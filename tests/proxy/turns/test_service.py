@@ -207,7 +207,7 @@ async def test_the_parent_is_the_longest_conversation(world: World) -> None:
         assert await store.find_parent(await world.session(), [hash_of("a")]) is None
 
 
-async def test_a_failed_turn_is_nobodys_parent(world: World) -> None:
+async def test_a_failed_turn_is_never_a_parent(world: World) -> None:
     session = await world.session()
     good = await world.turn(session, conversation="a")
     await world.turn(session, conversation="a", state=TurnState.FAILED, output_ids=())

@@ -103,7 +103,7 @@ async def test_agents_may_not_publish(trainer: TrainerClient, world: World) -> N
     assert (await trainer.post("/versions", b"", headers=headers)).status_code == 403
 
 
-async def test_old_weights_are_marked_and_told(trainer: TrainerClient, world: World, tmp_path: Path) -> None:
+async def test_old_weights_are_marked_and_returned(trainer: TrainerClient, world: World, tmp_path: Path) -> None:
     uris = []
     for parent in range(2):
         await world.ready(version=parent)

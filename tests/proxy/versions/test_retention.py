@@ -41,7 +41,9 @@ async def removed(world: World) -> list[int]:
     return sorted(row.version for row in await world.rows(PolicyVersionRow) if row.weights_removed_at is not None)
 
 
-async def test_only_what_is_beyond_the_newest_goes(world: World, retention: WeightRetention, tmp_path: Path) -> None:
+async def test_only_sessions_beyond_the_newest_are_emptied(
+    world: World, retention: WeightRetention, tmp_path: Path
+) -> None:
     uris = await commit_versions(world, tmp_path, 5)
     reply = await retention.prune(world.run, PruneRequest(keep=2, present=tuple(reversed(uris))))
     assert reply.remove == tuple(uris[:3])
@@ -51,7 +53,7 @@ async def test_only_what_is_beyond_the_newest_goes(world: World, retention: Weig
     assert [view.version for view in listed if view.weights_removed_at == world.clock()] == [3, 2, 1]
 
 
-async def test_the_same_again_tells_the_same_and_marks_nothing_anew(
+async def test_a_repeated_request_gets_the_same_answer_and_marks_nothing_again(
     world: World, retention: WeightRetention, tmp_path: Path
 ) -> None:
     uris = await commit_versions(world, tmp_path, 3)
@@ -63,14 +65,18 @@ async def test_the_same_again_tells_the_same_and_marks_nothing_anew(
     assert {row.weights_removed_at for row in await world.rows(PolicyVersionRow)} == {None, world.clock() - 10}
 
 
-async def test_what_engines_hold_and_the_head_stay(world: World, retention: WeightRetention, tmp_path: Path) -> None:
+async def test_versions_that_engines_serve_and_the_head_are_kept(
+    world: World, retention: WeightRetention, tmp_path: Path
+) -> None:
     uris = await commit_versions(world, tmp_path, 4)
     await world.database.commit(lambda connection: connection.execute(update(RunRow).values(serving_version=2)))
     reply = await retention.prune(world.run, PruneRequest(keep=1, present=tuple(uris)))
     assert reply.remove == (uris[0], uris[2])
 
 
-async def test_what_the_trainer_does_not_name_stays(world: World, retention: WeightRetention, tmp_path: Path) -> None:
+async def test_weights_that_the_trainer_does_not_name_are_kept(
+    world: World, retention: WeightRetention, tmp_path: Path
+) -> None:
     """The trainer needs some of them as parents of optimiser states."""
     uris = await commit_versions(world, tmp_path, 4)
     reply = await retention.prune(world.run, PruneRequest(keep=1, present=(uris[1], "/not/ours")))

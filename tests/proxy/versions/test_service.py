@@ -149,7 +149,7 @@ async def test_a_commit_on_an_old_head_is_refused(
     assert reply == CommitReply(version=2, repeated=False)
 
 
-async def test_a_passed_lease_is_not_honoured(
+async def test_an_expired_lease_is_refused(
     world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
 ) -> None:
     claim_id, batch = await claimed(world, claims)
@@ -207,7 +207,7 @@ async def test_numbers_that_json_cannot_hold_become_null(
         ({"files": {"../config.json": "0" * 64}}, "weights.files"),
     ],
 )
-async def test_weights_that_are_not_there_are_refused(
+async def test_missing_weights_are_refused(
     world: World,
     versions: VersionService,
     claims: ClaimService,

@@ -95,7 +95,7 @@ async def test_good_weights_pass(place: Place) -> None:
     ],
     ids=["a missing layer", "a wrong shape", "renamed", "too many", "integers", "infinite", "NaN"],
 )  # fmt: skip
-async def test_tensors_that_are_not_those_of_the_base_are_rejected(
+async def test_tensors_that_differ_from_the_bases_are_rejected(
     place: Place, change: Callable[[Arrays], Arrays], reason: str
 ) -> None:
     assert reason in await place.reason(place.publish(change(base_tensors())))
@@ -164,7 +164,7 @@ async def test_parts_of_the_base_that_models_do_not_have_may_be_missing(place: P
     await place.check(place.publish())
 
 
-async def test_a_base_that_is_not_on_this_machine_is_not_compared_with(place: Place) -> None:
+async def test_a_base_missing_from_this_machine_is_not_compared(place: Place) -> None:
     await place.inspector.check(place.publish({"anything": random_numbers(2)}), "somebody/remote-model")
 
 
@@ -208,7 +208,7 @@ async def test_files_that_changed_after_their_commit_are_rejected(
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 40, 200])
-async def test_a_truncated_file_is_rejected_also_by_one_who_says_that_it_is_so(place: Place, length: int) -> None:
+async def test_a_truncated_file_is_rejected_even_with_a_matching_checksum(place: Place, length: int) -> None:
     file = Path(place.publish().uri) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:length])
     assert await place.reason(reference(file.parent))
@@ -249,7 +249,7 @@ async def test_a_version_lies_inside_the_storage(place: Place, tmp_path: Path) -
     assert "config.json is not a regular file" in await place.reason(weights)
 
 
-async def test_a_version_that_is_not_there_is_told_from_a_storage_that_is_away(place: Place) -> None:
+async def test_a_missing_version_is_distinguished_from_a_missing_storage(place: Place) -> None:
     weights = place.publish()
     moved = Path(weights.uri).rename(place.root / "moved")
     with pytest.raises(WeightsMissing) as missing:

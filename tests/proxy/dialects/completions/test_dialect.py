@@ -188,7 +188,7 @@ async def test_equal_prompts_are_distinguished(world: World) -> None:
     assert len(await world.sessions()) == 2
 
 
-async def test_after_a_restart_a_named_session_goes_on_exactly(world: World) -> None:
+async def test_after_a_restart_a_named_session_continues_exactly(world: World) -> None:
     text = (await post(world, {}, x_base_rl_session="job")).json()["choices"][0]["text"]
     world.restart()
     await post(world, {"prompt": f"{ASKED}{text}\n"}, x_base_rl_session="job")

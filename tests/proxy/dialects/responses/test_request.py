@@ -303,7 +303,7 @@ def test_an_item_of_a_remembered_answer_is_read_with_that_answer() -> None:
         assert list(parse_with({}, memory, input=items).messages) == messages(items)
 
 
-def test_an_answer_at_the_end_is_not_remembered_since_it_may_grow() -> None:
+def test_an_answer_at_the_end_is_not_cached_because_it_may_grow() -> None:
     memory: ItemMemory = Remembered()
     for items in ([ASKED, said("a")], [ASKED, said("a"), called()], [ASKED, said("a"), called(), result()]):
         assert list(parse_with({}, memory, input=items).messages) == messages(items)
@@ -440,7 +440,7 @@ def answer_of(arguments: str, name: str = "patch") -> list[dict[str, Any]]:
         ("{}", "{}"),
     ],
 )
-def test_a_call_of_a_custom_tool_comes_back_as_it_was_made(arguments: str, text: str) -> None:
+def test_a_call_of_a_custom_tool_is_returned_unchanged(arguments: str, text: str) -> None:
     """The echo of a call is read as the same call, whatever arguments the model wrote."""
     (item,) = answer_of(arguments)
     assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", text)

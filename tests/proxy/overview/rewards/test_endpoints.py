@@ -60,7 +60,7 @@ async def test_wrong_filters_are_refused_by_name(site: Site, run_id: str, path: 
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
 
 
-async def test_a_page_goes_on_where_the_one_before_ended(site: Site, run_id: str) -> None:
+async def test_a_page_continues_where_the_previous_one_ended(site: Site, run_id: str) -> None:
     first = (await get(site, "/api/v1/rewards?limit=60&name=reward", PrincipalKind.ADMIN)).json()
     rest = (
         await get(site, f"/api/v1/rewards?limit=60&name=reward&cursor={first['next_cursor']}", PrincipalKind.ADMIN)

@@ -111,7 +111,7 @@ async def test_within_a_run_a_session_may_have_its_clients_name(site: Site, run_
             await site.overview.ledger.page(run_id, wanted)
 
 
-async def test_what_was_revised_says_what_was_trained_on_and_what_came_since(site: Site, run_id: str) -> None:
+async def test_revised_sessions_list_trained_and_later_rewards(site: Site, run_id: str) -> None:
     assert (await site.overview.ledger.revised(run_id)).sessions == ()
     first, second, third = await consumed(site, run_id, 3)
     assert first.consumed_by is not None
@@ -140,7 +140,7 @@ async def test_what_was_revised_says_what_was_trained_on_and_what_came_since(sit
     assert (view.trained.reward_then, view.trained.reward_now, view.trained.revised) == (1.0, 1.0, False)
 
 
-async def test_cursors_that_nobody_gave_are_refused(site: Site, run_id: str) -> None:
+async def test_invented_cursors_are_refused(site: Site, run_id: str) -> None:
     for cursor in ("x", "-1", "0x1p0~"):
         with pytest.raises(InvalidRequest):
             await site.overview.ledger.revised(run_id, cursor=cursor)

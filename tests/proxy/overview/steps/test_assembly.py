@@ -25,7 +25,7 @@ def test_the_facts_of_a_stored_audit_are_those_of_the_audit(reward: float | None
     assert repr(facts) == repr(expected)  # nan is not equal to itself
 
 
-def test_a_step_without_trained_tokens_says_that_it_does_not_know() -> None:
+def test_a_step_without_recorded_tokens_is_shown_as_unknown() -> None:
     facts = step_facts([])
     assert (facts.reward_mean, facts.staleness_mean, facts.staleness_max) == (None, None, None)
 

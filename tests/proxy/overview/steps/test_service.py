@@ -139,7 +139,7 @@ async def test_numbers_that_were_not_finite_are_shown_as_unknown(
     assert answered["step"]["metrics"] == {"loss": None}
 
 
-async def test_a_turn_is_told_once(world: World, tmp_path: Path) -> None:
+async def test_a_turn_is_reported_once(world: World, tmp_path: Path) -> None:
     session = await world.ready()
     request = commit_request([await claim(world, 1)], 0, publish(tmp_path))
     twice = (tokens_of(session, TurnId("turn_1")),) * 2

@@ -95,20 +95,20 @@ def test_any_split_tells_the_same(name: str, text: str, cuts: list[int], reasoni
 
 
 @given(FORMATS, TEXTS | MARKUP | st.text())
-def test_without_calls_the_text_comes_back_unchanged(name: str, text: str) -> None:
+def test_without_calls_the_text_is_returned_unchanged(name: str, text: str) -> None:
     content, calls = text_and_calls(told(parser(name), [text]))
     if not calls:
         assert content == text
 
 
 @given(FORMATS, TEXTS | MARKUP | st.text())
-def test_where_no_calls_are_allowed_all_is_text(name: str, text: str) -> None:
+def test_without_allowed_calls_everything_is_text(name: str, text: str) -> None:
     form = OutputFormat(tool_format=TOOL_FORMATS[name])
     assert told(form.start(calls_allowed=False), [text]) == ([text] if text else [])
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_are_counted_and_their_layout_is_no_text(name: str) -> None:
+def test_calls_are_counted_and_their_layout_is_not_text(name: str) -> None:
     content, calls = text_and_calls(told(parser(name), [f"Two.\n{CALLS[name]}\n{CALLS[name]}\n"]))
     assert content == "Two."
     assert calls == [ToolCall(index=index, name="f", arguments='{"a": "}]"}') for index in (0, 1)]
@@ -150,7 +150,7 @@ def test_a_good_call_behind_a_malformed_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_told_as_soon_as_it_is_whole(name: str) -> None:
+def test_a_call_is_reported_as_soon_as_it_is_complete(name: str) -> None:
     started, call = parser(name), CALLS[name]
     end = call.find("</function>") + len("</function>") if name == "qwen3_coder" else len(call)
     assert started.feed(call[: end - 1]) == []

@@ -20,7 +20,7 @@ def parse(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 
 
 @given(st.text(alphabet="ab <>/tool_call\n{}"))
-def test_text_without_calls_comes_back_unchanged(text: str) -> None:
+def test_text_without_calls_is_returned_unchanged(text: str) -> None:
     assert parse(text) == (text, ())
 
 
@@ -33,7 +33,7 @@ def test_a_valid_call_keeps_its_arguments_to_the_letter(arguments: dict[str, Any
     assert parse(f"<tool_call>\n{body}\n</tool_call>") == ("", (ToolCall(index=0, name=name, arguments=written),))
 
 
-def test_parallel_calls_are_counted_and_their_layout_is_no_text() -> None:
+def test_parallel_calls_are_counted_and_their_layout_is_not_text() -> None:
     text, calls = parse(f"Two sums.\n{CALL}\n{CALL}\n")
     assert text == "Two sums."
     assert [(call.index, call.name, call.arguments) for call in calls] == [
@@ -61,12 +61,12 @@ def test_parallel_calls_are_counted_and_their_layout_is_no_text() -> None:
         '{"name": "f", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5000 + "}",
     ],
 )
-def test_a_malformed_call_comes_back_as_text(body: str) -> None:
+def test_a_malformed_call_is_returned_as_text(body: str) -> None:
     text = f"Hm. <tool_call>\n{body}\n</tool_call> after"
     assert parse(text) == (text, ())
 
 
-def test_an_unfinished_call_comes_back_as_text() -> None:
+def test_an_unfinished_call_is_returned_as_text() -> None:
     for length in range(len(CALL)):
         assert parse("x\n" + CALL[:length]) == ("x\n" + CALL[:length], ())
 

@@ -55,7 +55,7 @@ def test_text_before_a_tag_and_behind_the_calls() -> None:
         '{"name": "f", "parameters": {}]',
     ],
 )
-def test_what_is_no_call_is_text(text: str) -> None:
+def test_text_that_is_not_a_call_stays_text(text: str) -> None:
     assert called(text) == (text, [])
 
 

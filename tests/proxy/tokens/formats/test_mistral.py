@@ -52,7 +52,7 @@ def test_a_call_with_a_marker_of_its_own(written: str) -> None:
         '[TOOL_CALLS][{"name": "add", "arguments": {}}, {"name": "go"}]',
     ],
 )
-def test_what_is_malformed_is_text(text: str) -> None:
+def test_a_malformed_call_is_text(text: str) -> None:
     assert called("Hm. " + text) == ("Hm. " + text, [])
 
 

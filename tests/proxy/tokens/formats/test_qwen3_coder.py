@@ -42,7 +42,7 @@ def function(*parameters: str, name: str = "edit") -> str:
     return f"<function={name}>\n{''.join(parameters)}</function>"
 
 
-def test_values_become_what_the_tools_schema_says() -> None:
+def test_values_are_converted_to_the_types_in_the_tools_schema() -> None:
     body = function(
         parameter("path", "12"), parameter("line", "12"), parameter("dry", "True"), parameter("marks", '["é", "b"]')
     )
@@ -88,7 +88,7 @@ def test_an_outer_end_tag_behind_no_call_is_text() -> None:
 
 
 @given(st.text(alphabet="</parameter>function=ab\n ", max_size=40) | st.text())
-def test_a_value_may_hold_anything_that_does_not_go_on_like_a_call(value: str) -> None:
+def test_a_value_may_contain_any_text_that_does_not_end_it(value: str) -> None:
     inside = f"{value}\n</parameter>\n"
     ends_early = any(
         inside[place + len("</parameter>") :].lstrip().startswith(("<parameter=", "</function>"))
@@ -104,7 +104,7 @@ def test_one_line_break_on_either_side_of_a_value_is_layout() -> None:
     assert called(function("<parameter=path>a</parameter>"))[1] == [("edit", {"path": "a"})]
 
 
-def test_of_a_parameter_that_comes_twice_the_last_counts() -> None:
+def test_the_last_of_repeated_parameters_counts() -> None:
     assert called(function(parameter("line", "1"), parameter("line", "2")))[1] == [("edit", {"line": 2})]
 
 
@@ -123,5 +123,5 @@ def test_of_a_parameter_that_comes_twice_the_last_counts() -> None:
         "<function=f>\n<parameter=a>\n\ud800\n</parameter>\n</function>",
     ],
 )
-def test_what_is_malformed_is_text(text: str) -> None:
+def test_a_malformed_call_is_text(text: str) -> None:
     assert called("Hm. " + text) == ("Hm. " + text, [])

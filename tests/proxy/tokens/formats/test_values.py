@@ -67,7 +67,7 @@ def value(text: str, schema: Any, **more: Any) -> Any:
         ("5", {"anyOf": 7, "enum": 7, "allOf": 7, "type": 7}, 5),
     ],
 )
-def test_text_becomes_what_the_schema_says(text: str, schema: Any, expected: Any) -> None:
+def test_text_is_converted_to_the_type_in_the_schema(text: str, schema: Any, expected: Any) -> None:
     assert value(text, schema) == expected
     assert type(value(text, schema)) is type(expected)
 
@@ -91,5 +91,5 @@ def test_any_text_becomes_json(text: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("parameters", [None, 3, [], {"properties": 3}, {"properties": {"y": {"type": "integer"}}}])
-def test_of_what_nothing_is_known_the_value_is_text(parameters: Any) -> None:
+def test_a_value_of_unknown_type_is_text(parameters: Any) -> None:
     assert ParameterSchemas(parameters).json_value("x", "5") == '"5"'
