@@ -249,7 +249,9 @@ def _refusal(answer: httpx.Response, request: str, run: str | None) -> TrainerEr
     said = f"{request} answered {answer.status_code}: {_message_of(answer)}"
     if answer.status_code == httpx.codes.CONFLICT:
         return ClaimLost(said)
-    if answer.status_code >= 500 or answer.status_code in {408, 425, 429}:
+    # 410: the run is archived. Its trainer waits, as it does while a run is paused, and goes on once the run is
+    # unarchived. One that ended would be restarted by its supervisor again and again.
+    if answer.status_code >= 500 or answer.status_code in {408, 410, 425, 429}:
         return ProxySilent(said)
     if answer.status_code == httpx.codes.GONE:
         return RunArchived(said)

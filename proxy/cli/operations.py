@@ -39,10 +39,25 @@ class Operations:
         return await self._list("/api/v1/runs", "runs")
 
     async def run(self, name: str) -> dict[str, Any]:
-        return await self._get(f"/api/v1/runs/{name}")
+        return await self._get(_path_of(name))
+
+    async def create_run(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self.send("/api/v1/runs", {}, json.dumps(body).encode(), label="the new run")
+
+    async def clone_run(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self.send(f"{_path_of(name)}/clone", {}, json.dumps(body).encode(), label="the new run")
+
+    async def change_run(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        content = json.dumps(body).encode()
+        return await self.send(_path_of(name), {}, content, label=f"the run {name}", method="PATCH")
+
+    async def switch_run(self, name: str, change: str, reason: str | None = None) -> dict[str, Any]:
+        """Make one of the changes `pause`, `resume`, `archive` and `unarchive`."""
+        query = {"reason": reason} if reason is not None else {}
+        return await self.send(f"{_path_of(name)}/{change}", query, b"", label=f"the run {name}")
 
     async def delete_run(self, name: str) -> None:
-        await self._ask("DELETE", f"/api/v1/runs/{quote(name, safe='')}")
+        await self._ask("DELETE", _path_of(name))
 
     async def curves(self, name: str) -> dict[str, Any]:
         return await self._get(f"/api/v1/runs/{name}/curves")
@@ -125,10 +140,12 @@ class Operations:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    async def send(self, path: str, query: dict[str, Any], body: bytes, *, label: str = "") -> dict[str, Any]:
-        """POST a body and return the answer. `label` names the body in an error."""
+    async def send(
+        self, path: str, query: dict[str, Any], body: bytes, *, label: str = "", method: str = "POST"
+    ) -> dict[str, Any]:
+        """Send a body and return the answer. `label` names the body in an error."""
         try:
-            reply = await self._client.post(path, params=query, content=body, timeout=_STREAM_TIMEOUT_S)
+            reply = await self._client.request(method, path, params=query, content=body, timeout=_STREAM_TIMEOUT_S)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if not reply.is_success:
@@ -170,6 +187,10 @@ class Operations:
         if reply.status_code in (401, 403):
             return ProxyUnreachable(f"{self.base_url} refuses the key; pass an admin key with --api-key")
         return ProxyUnreachable(f"{self.base_url} answers {reply.status_code} for {what}: {_said(reply)}")
+
+
+def _path_of(run: str) -> str:
+    return f"/api/v1/runs/{quote(run, safe='')}"
 
 
 def _said(reply: httpx.Response) -> str:

@@ -61,6 +61,20 @@ def test_a_client_without_patience_gives_up() -> None:
     assert (proxy.outage, pauses) == (2, [])
 
 
+def test_the_trainer_of_an_archived_run_waits_until_it_is_brought_back() -> None:
+    proxy = TrainingProxy(base_model="m").transport()
+    archived = iter([True, True])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if next(archived, False):
+            return httpx.Response(410, json={"error": {"message": "the run 'policy' is archived"}})
+        return proxy.handle_request(request)
+
+    client, pauses = client_of(httpx.MockTransport(answer))
+    assert client.head().version == 0
+    assert len(pauses) == 2
+
+
 def test_an_answer_of_another_protocol_is_refused() -> None:
     client, _ = client_of(httpx.MockTransport(lambda request: httpx.Response(200, text="<html>")))
     with pytest.raises(ProxyRefused, match="not a Head"):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvicorn
+from fastapi import FastAPI
 
 from tests.proxy.overview.site import Site
 
@@ -14,7 +15,17 @@ from tests.proxy.overview.site import Site
 @asynccontextmanager
 async def serving(site: Site) -> AsyncIterator[str]:
     """Yield the site's address."""
-    config = uvicorn.Config(site.app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", ws="none")
+    async with serving_app(site.app) as address:
+        try:
+            yield address
+        finally:
+            site.overview.close()
+
+
+@asynccontextmanager
+async def serving_app(app: FastAPI) -> AsyncIterator[str]:
+    """Yield the address of an application that has been started."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -25,6 +36,5 @@ async def serving(site: Site) -> AsyncIterator[str]:
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        site.overview.close()
         server.should_exit = True
         await task
