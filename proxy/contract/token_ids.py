@@ -95,6 +95,11 @@ class TokenIds(Sequence[int]):
             self._absent |= {token}
         return at >= 0
 
+    def has_any(self, tokens: frozenset[int]) -> bool:
+        """Return whether one of these tokens is in the sequence."""
+        # Tokens that are known to be absent cost one comparison: every turn of a conversation asks for the same few.
+        return not tokens <= self._absent and any(token in self for token in tokens)
+
     def __add__(self, more: Iterable[int]) -> TokenIds:
         appended = TokenIds.of(more)
         if not appended.packed:

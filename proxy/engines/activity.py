@@ -58,7 +58,7 @@ class EngineSlots(asyncio.Semaphore):
         self._activity = activity
 
     async def __aenter__(self) -> None:
-        await super().__aenter__()
+        await self.acquire()
         self._activity.begin()
 
     async def __aexit__(self, *raised: object) -> None:

@@ -20,6 +20,7 @@ from json.encoder import encode_basestring_ascii as _json_text
 from typing import Any, overload
 
 HASH_BYTES = 16
+_USUAL_FIELDS = frozenset({"role", "content"})
 _THOUGHT_BEGIN, _THOUGHT_END = "<think>", "</think>"
 EMPTY = bytes(HASH_BYTES)
 """The hash of a conversation without messages."""
@@ -54,6 +55,8 @@ def normalise(message: Mapping[str, Any]) -> dict[str, Any]:
         "role": "system" if role == "developer" else role,
         "content": text_of(message.get("content")),
     }
+    if _USUAL_FIELDS.issuperset(message):
+        return plain
     for key in ("name", "tool_call_id", "reasoning_content"):
         if message.get(key) is not None:
             plain[key] = message[key]

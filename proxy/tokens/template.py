@@ -213,13 +213,13 @@ class ChatTemplate:
         """Return the ids of those `texts` that are added tokens of this tokenizer."""
         return frozenset(self._added[text] for text in texts if text in self._added)
 
-    def holds_thought(self, ids: Sequence[int]) -> bool:
+    def holds_thought(self, ids: TokenIds) -> bool:
         """Return whether `ids` hold the beginning of a thought."""
         if self._think_ids:
-            return any(token in ids for token in self._think_ids)
+            return ids.has_any(self._think_ids)
         return reasoning.OPEN in self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def may_end_in_thought(self, ids: Sequence[int]) -> bool:
+    def may_end_in_thought(self, ids: TokenIds) -> bool:
         """Return False where no token of `ids` begins a thought, so that they cannot end inside of one."""
         return not self._think_ids or self.holds_thought(ids)
 

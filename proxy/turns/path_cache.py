@@ -8,6 +8,7 @@ import msgspec
 
 from proxy.bounded_cache import BoundedCache
 from proxy.contract.token_ids import TokenIds
+from proxy.contract.turn import FinishReason, TurnState
 from proxy.turns.assembly import Lineage
 
 # The default size, for example 500 paths of 8,000 tokens.
@@ -30,8 +31,8 @@ class CachedTurn(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     conversation_hash: bytes
     tools_hash: bytes
-    finish_reason: str
-    state: str
+    finish_reason: FinishReason
+    state: TurnState
     path: TokenIds
     lineage: Lineage
     redacted: bool = False

@@ -165,9 +165,12 @@ class TrajectoryStore:
         self, session_id: SessionId, longest: bytes, tools_hash: bytes | None, named: Sequence[str]
     ) -> CachedTurn | None:
         """Return the cached turn that ended with the longest conversation, if it has the call's tools."""
-        turns = (self._paths.get(turn_id) for turn_id in named)
-        wanted = (session_id, longest)
-        recent = next((turn for turn in turns if turn and (turn.session_id, turn.conversation_hash) == wanted), None)
+        recent: CachedTurn | None = None
+        for turn_id in named:
+            turn = self._paths.get(turn_id)
+            if turn is not None and (turn.session_id, turn.conversation_hash) == (session_id, longest):
+                recent = turn
+                break
         recent = recent or self._paths.of_conversation(session_id, longest)
         return recent if recent is not None and tools_hash in (None, recent.tools_hash) else None
 
@@ -224,8 +227,8 @@ class TrajectoryStore:
             session_id=turn.session_id,
             conversation_hash=record.conversation_hash,
             tools_hash=record.tools_hash,
-            finish_reason=turn.finish_reason.value,
-            state=turn.state.value,
+            finish_reason=turn.finish_reason,
+            state=turn.state,
             path=_whole_path(record, parent),
             lineage=Lineage(turn.id, turn.prefix_tokens, parent.lineage if parent is not None else None),
             request=request,
@@ -286,8 +289,8 @@ def _read(turn_ids: Sequence[str], connection: Connection) -> list[CachedTurn]:
             session_id=head.session_id,
             conversation_hash=head.conversation_hash,
             tools_hash=head.tools_hash,
-            finish_reason=head.finish_reason,
-            state=head.state,
+            finish_reason=FinishReason(head.finish_reason),
+            state=TurnState(head.state),
             path=path_of(head.id, pieces),
             lineage=lineage_of(head.id, pieces),
             redacted=is_redacted(head.id, pieces),
@@ -335,8 +338,8 @@ def _parent(turn: CachedTurn) -> ParentTurn:
         id=TurnId(turn.id),
         path_ids=turn.path,
         lineage=turn.lineage,
-        finish_reason=FinishReason(turn.finish_reason),
-        state=TurnState(turn.state),
+        finish_reason=turn.finish_reason,
+        state=turn.state,
         tools_hash=turn.tools_hash,
         conversation_hash=turn.conversation_hash,
     )

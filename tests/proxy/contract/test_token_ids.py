@@ -68,6 +68,8 @@ def test_a_cached_absence_is_an_absence(ids: list[int], more: list[int], cut: in
         assert (token in grown) is (token in ids + more)
         assert (token in grown[:cut]) is (token in (ids + more)[:cut])
         assert (token in first) is (token in ids)
+    assert first.has_any(frozenset(asked)) is bool(set(asked) & set(ids))
+    assert grown.has_any(frozenset(asked)) is bool(set(asked) & set(ids + more))
 
 
 @given(FEW, FEW)
