@@ -93,7 +93,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
     ) as stack:
         with out.status("loading the model …"):
             await wait_until_ready(stack)
-        # Stored only once the parts are ready, so that a misspelt option is not.
+        # Stored only once the parts are ready: a wrong option must not be used again by the next start.
         remember(settings.server.data_dir, worth_remembering(_start_options(options), os.environ))
         out.print(_welcome(stack, settings), soft_wrap=True)
         try:

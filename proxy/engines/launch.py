@@ -147,7 +147,7 @@ def sglang_gpu_plan(
     flags: tuple[str, ...] = (),
 ) -> LaunchPlan:
     """Return the plan for SGLang on a GPU; `python` is the interpreter of an environment with SGLang. Without
-    `adapters` it takes none."""
+    `adapters`, SGLang refuses adapters."""
     argv = _sglang_argv(python, model, port, weight_label)
     if adapters is not None:
         argv = (*argv, *_adapter_flags(adapters))

@@ -43,7 +43,7 @@ class LimitObserver(Protocol):
 
 
 class Admission:
-    """The admission of one call by the limits of its run. It is granted once, however often it is asked for."""
+    """The admission of one call by the limits of its run. It counts once, however often the methods are called."""
 
     def __init__(self, limits: RunLimits, run: RunView) -> None:
         self._limits = limits
@@ -51,13 +51,13 @@ class Admission:
         self._is_granted = False
 
     async def to_open(self) -> None:
-        """Ask before the call opens a session. Raise RateLimited."""
+        """Admit a call that opens a session. Raise RateLimited if a limit is reached."""
         if not self._is_granted:
             await self._limits.check_waiting(self._run)
         await self.to_begin()
 
     async def to_begin(self) -> None:
-        """Ask before the call begins. Raise RateLimited."""
+        """Admit a call of a known session. Raise RateLimited if a limit is reached."""
         if not self._is_granted:
             await self._limits.begin_call(self._run)
             self._is_granted = True

@@ -1,8 +1,8 @@
 """Prefetch a run's next batch on a thread while the process trains other runs.
 
-What waits for what: the thread waits at the proxy for the batch, as a loop alone would; then for the loop to take it
-and to ask for the next one. Both wake waiters by the shared condition. The run makes no version between asking and
-taking, so a prefetched batch grows no staler; its lease is renewed meanwhile.
+The thread waits for a batch from the proxy, then until the loop has taken it and asks for the next one. Thread and
+loop wake each other by a shared condition. The run makes no version between asking and taking, so a prefetched batch
+grows no staler; its lease is renewed meanwhile.
 """
 
 from __future__ import annotations

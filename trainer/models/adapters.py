@@ -258,7 +258,7 @@ class AdaptedPolicy(Passes):
                 place.copy_(mine)
 
     def set_aside(self) -> None:
-        """Copy the weights out of the slot, whose gradients are of no use to the next tenant."""
+        """Copy the weights out of the slot, and drop its gradients: another run uses the slot next."""
         self._aside = [part.clone() for part in self.tensors]
         for _, weight in self.adapters.named_weights(self._slot.name):
             weight.grad = None

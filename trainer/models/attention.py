@@ -33,8 +33,8 @@ _KERNEL = {"BACKEND": "TRITON", "IS_DIVISIBLE": True}
 def tree_mask(reach_BT: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `tree_sight` as an additive mask of 0 and −∞, shape (B, 1, T, T).
 
-    `dtype` is that of the queries: from a boolean mask attention would make such a tensor in every layer, and keep
-    it.
+    `dtype` is that of the queries. The mask is made once for all layers: given a boolean mask, attention would make
+    and retain this tensor in every layer.
     """
     seen_BTT = tree_sight(reach_BT)
     mask_BTT = torch.zeros(seen_BTT.shape, dtype=dtype, device=reach_BT.device)

@@ -237,8 +237,9 @@ def restore_version(
 ) -> TrainerState | None:
     """Load a version into a policy and return its trainer state, sharded as `load_state` says. A collective.
 
-    Return None for the base model, if the state was not kept, and if it belongs to other weights than these, as an
-    adapter's does to a version that is now trained whole. Raises WeightsUnusable, also for a version outside `root`.
+    Return None for the base model, for a version whose state was deleted, and for a state of other weights than the
+    policy trains: that of an adapter, if the whole model is trained now. Raises WeightsUnusable, also for a version
+    outside `root`.
     """
     if head.weights is None:
         policy.load_base(base)
