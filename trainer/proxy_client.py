@@ -191,7 +191,10 @@ class ProxyClient:
         content = None if message is None else wire.encode(message)
         try:
             answer = self._http.request(method, path, content=content, timeout=httpx.Timeout(timeout, connect=5.0))
-        except httpx.TransportError as error:
+        except (httpx.TransportError, RuntimeError) as error:
+            # httpx reports a request of a closed client as a RuntimeError.
+            if isinstance(error, RuntimeError) and not self._closed:
+                raise
             raise ProxySilent(f"{self._http.base_url}: {error or type(error).__name__}") from error
         if answer.is_success:
             return answer.content

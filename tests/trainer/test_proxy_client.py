@@ -125,3 +125,10 @@ def test_a_claim_that_cannot_be_released_is_left_to_expire() -> None:
     assert client.release(claimed.claim_id)
     assert not client.release(claimed.claim_id)
     assert pauses == []
+
+
+def test_a_request_of_a_client_that_is_closed_between_attempts_ends() -> None:
+    client, _ = client_of(TrainingProxy(base_model="m", outage=1000).transport())
+    client.pause = lambda _: client.close()
+    with pytest.raises(ProxySilent):
+        client.head()

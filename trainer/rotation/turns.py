@@ -16,6 +16,7 @@ An error that ends one run's training does not end the others'.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -198,6 +199,9 @@ class Turns:
         self._share.leave(name)
         self._to_resume.discard(name)
         run.ending.close()
+        # The parts of a run refer to each other, and another run may need the memory of its model at once.
+        del run
+        gc.collect()
 
     def _add(self, phase: str, seconds: float, besides: RunTrainer | None = None) -> None:
         for run in self._runs.values():
