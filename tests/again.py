@@ -41,7 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if config.getoption("again"):
         config.pluginmanager.register(Again(config))
-    config.pluginmanager.register(Failures(config))
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        config.pluginmanager.register(Failures(config))
 
 
 class Failures:
@@ -126,7 +127,9 @@ def _write(config: pytest.Config, previous: Previous | None) -> None:
 
 
 def _cache(config: pytest.Config) -> pytest.Cache:
-    assert config.cache is not None, "pytest's cache keeps the record"
+    if not config.pluginmanager.hasplugin("cacheprovider"):
+        raise pytest.UsageError("--again needs pytest's cache: leave out -p no:cacheprovider")
+    assert config.cache is not None
     return config.cache
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from proxy.errors import EngineTimeout, EngineUnavailable
 from proxy.settings import EngineSettings
 from tests.engines.generating import ask, collect
 from tests.fakes.lying_engine import Event, LyingEngine, lying_engine
+from tests.paces import at_some_pace
 
 PATIENCE = 0.3
 
@@ -97,26 +99,53 @@ async def test_one_answer_restarts_the_time_out(watched: Watched) -> None:
     assert watched.changes == []
 
 
+@asynccontextmanager
+async def impatient(server: LyingEngine, stall_seconds: float) -> AsyncIterator[SglangEngine]:
+    """A client that gives an answer up after so many seconds without a token."""
+    settings = EngineSettings(url=server.url, stall_timeout_seconds=stall_seconds)
+    engine = SglangEngine(server.url, settings)
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
 async def test_an_answer_that_stops_in_the_middle_ends(watched: Watched) -> None:
-    stalling = SglangEngine(watched.server.url, EngineSettings(url=watched.server.url, stall_timeout_seconds=0.1))
     watched.server.lie = lambda truth: [truth.chunk(0, 2), 20.0]
-    with pytest.raises(EngineTimeout, match=r"0\.1 s"):
-        await collect(stalling, ask(stream=True))
-    silent: list[Event] = [0.02] * 100
-    watched.server.lie = lambda truth: [
-        truth.chunk(0, 2),
-        *(part for wait in silent for part in (wait, truth.chunk(2, 2))),
-    ]
-    with pytest.raises(EngineTimeout, match="no token came"):
-        await collect(stalling, ask(stream=True))
-    watched.server.lie = lambda truth: [0.3, *truth.whole()]
-    assert (await collect(stalling, ask(stream=True))).ids == (1, 2, 3, 4), "the first token may take its time"
-    await stalling.aclose()
+    async with impatient(watched.server, 0.1) as stalling:
+        with pytest.raises(EngineTimeout, match=r"0\.1 s"):
+            await collect(stalling, ask(stream=True))
+
+
+async def test_an_answer_without_new_tokens_ends(watched: Watched) -> None:
+    async def check(stall: float) -> None:
+        silent: list[Event] = [stall / 5] * 100
+        watched.server.lie = lambda truth: [
+            truth.chunk(0, 2),
+            *(part for wait in silent for part in (wait, truth.chunk(2, 2))),
+        ]
+        async with impatient(watched.server, stall) as stalling:
+            with pytest.raises(EngineTimeout) as raised:
+                await collect(stalling, ask(stream=True))
+        assert "no token came" in str(raised.value)
+
+    await at_some_pace(check, 0.1, 2.0)
+
+
+async def test_the_first_token_may_take_its_time(watched: Watched) -> None:
+    async def check(stall: float) -> None:
+        watched.server.lie = lambda truth: [3 * stall, *truth.whole()]
+        async with impatient(watched.server, stall) as stalling:
+            assert (await collect(stalling, ask(stream=True))).ids == (1, 2, 3, 4)
+
+    await at_some_pace(check, 0.1, 2.0)
 
 
 async def test_a_weight_update_does_not_count_as_a_stall(watched: Watched) -> None:
-    stalling = SglangEngine(watched.server.url, EngineSettings(url=watched.server.url, stall_timeout_seconds=0.1))
-    watched.server.lie = lambda truth: [truth.chunk(0, 2), 0.5, *truth.whole()[1:]]
-    await stalling.pause(PauseMode.IN_PLACE)
-    assert (await collect(stalling, ask(stream=True))).ids == (1, 2, 3, 4)
-    await stalling.aclose()
+    async def check(stall: float) -> None:
+        watched.server.lie = lambda truth: [truth.chunk(0, 2), 3 * stall, *truth.whole()[1:]]
+        async with impatient(watched.server, stall) as stalling:
+            await stalling.pause(PauseMode.IN_PLACE)
+            assert (await collect(stalling, ask(stream=True))).ids == (1, 2, 3, 4)
+
+    await at_some_pace(check, 0.1, 2.0)

@@ -23,7 +23,8 @@ READY_SECONDS = 90.0
 MOST_SECONDS = 2.0
 BUSY_MACHINE = 2.0
 """Additional seconds for a machine whose cores are shared by several test processes. Ending with calls in progress
-once took seven seconds, and with a trainer that imports torch five."""
+once took seven seconds, and with a trainer that imports torch five. A machine on which the start takes longer may take
+as long to end."""
 SLOW = '[[rule]]\ntext = "one two three four five six seven eight nine ten eleven twelve"\nms_per_token = 3000\n'
 
 
@@ -44,7 +45,9 @@ class Up:
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
         )
+        began = time.monotonic()
         self.wait_for("Ctrl-C ends it")
+        self.patience = max(BUSY_MACHINE, time.monotonic() - began)
         address, keys = read_address(self.data_dir), load(self.data_dir)
         assert address is not None
         assert keys is not None
@@ -61,7 +64,7 @@ class Up:
     def seconds_to_end(self, number: signal.Signals) -> float:
         began = time.monotonic()
         self.process.send_signal(number)
-        self.process.wait(30)
+        self.process.wait(90)
         return time.monotonic() - began
 
     def turns(self) -> list[tuple[str, int]]:
@@ -75,7 +78,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
     found = Up(tmp_path)
     yield found
     found.process.kill()
-    found.process.wait(10)
+    found.process.wait(60)
     found.log.close()
 
 
@@ -109,15 +112,15 @@ def ask(up: Up) -> Reader:
 def test_ctrl_c_ends_open_streams_and_records_the_call_that_it_cuts(up: Up) -> None:
     events = Reader(f"{up.url}/api/v1/runs/policy/events", up.keys.admin_key)
     call = ask(up)
-    assert call.began.wait(30)
-    assert events.began.wait(30)
+    assert call.began.wait(90)
+    assert events.began.wait(90)
     seconds = up.seconds_to_end(signal.SIGINT)
     assert up.process.returncode == 130
-    assert seconds < MOST_SECONDS + BUSY_MACHINE
+    assert seconds < MOST_SECONDS + up.patience
     ((state, size),) = up.turns()
     assert state == "truncated"
     assert size > 0
-    call.join(10)
+    call.join(60)
     assert not [line for line in call.lines if line.startswith("broken")]
     assert not any('"finish_reason":"stop"' in line for line in call.lines)
     for part in ("engine", "proxy"):
@@ -126,14 +129,14 @@ def test_ctrl_c_ends_open_streams_and_records_the_call_that_it_cuts(up: Up) -> N
 
 def test_a_second_ctrl_c_ends_everything_at_once(up: Up) -> None:
     call = ask(up)
-    assert call.began.wait(30)
+    assert call.began.wait(90)
     children = [
         int(pid) for pid in subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(up.process.pid)]).split()
     ]
     assert len(children) >= 2
     up.process.send_signal(signal.SIGINT)
     up.wait_for("ending: proxy, engine")
-    assert up.seconds_to_end(signal.SIGINT) < BUSY_MACHINE
+    assert up.seconds_to_end(signal.SIGINT) < up.patience
     assert up.process.returncode == 130
     until = time.monotonic() + 10
     while any(_runs(pid) for pid in children):
