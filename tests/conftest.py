@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def pytest_configure() -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     suites = set(config.getoption("markexpr").split(" or "))
     return True if suites <= SUITES and not any(may_have(collection_path, suite) for suite in suites) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, and exempt what was collected from it.
+
+    Modules and tests stay until the end, and walking them again and again took a quarter of the time of collecting.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
