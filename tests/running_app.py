@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 
 @asynccontextmanager
@@ -21,3 +21,13 @@ async def running(app: FastAPI, *, key: str | None = None) -> AsyncIterator[http
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+def add_routes(app: FastAPI, *routers: APIRouter) -> None:
+    """Let `app` serve the endpoints of routers.
+
+    `include_router` does the same for an application without prefix and dependencies, but it analyses every endpoint
+    again for each application: a quarter of the time of tests that make one of their own.
+    """
+    for router in routers:
+        app.router.routes.extend(router.routes)

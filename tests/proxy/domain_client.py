@@ -16,7 +16,7 @@ from proxy.http.services import provide
 from proxy.sessions import endpoints as session_endpoints
 from proxy.settings import Settings
 from tests.proxy.store import Store
-from tests.running_app import bearer
+from tests.running_app import add_routes, bearer
 
 
 @dataclass
@@ -32,8 +32,7 @@ async def open_domain(store: Store) -> AsyncIterator[DomainClient]:
     app = FastAPI()
     provide(app, Settings(), store.runs, store.credentials, store.sessions, store.feedback)
     errors.install(app)
-    app.include_router(session_endpoints.router)
-    app.include_router(feedback_endpoints.router)
+    add_routes(app, session_endpoints.router, feedback_endpoints.router)
     key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)
     transport = httpx.ASGITransport(app=app)
     headers = bearer(key.text)

@@ -41,7 +41,7 @@ from tests.database import sqlite_database
 from tests.fakes.engine import FakeEngine
 from tests.fakes.load import new_load
 from tests.proxy.store import Store, open_store
-from tests.running_app import bearer
+from tests.running_app import add_routes, bearer
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"a":  17, "b": 25, "op": "+"}}\n</tool_call>'
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}]
@@ -244,10 +244,13 @@ async def open_world(
         calls = call_service(store, configured, templates, swaps, seen, store.sessions, trajectories)
         provide(app, configured, calls, store.database, store.runs, store.credentials, store.sessions)
         errors.install(app)
-        app.include_router(session_endpoints.router)
-        app.include_router(chat_endpoints.router)
-        app.include_router(messages_endpoints.router)
-        app.include_router(responses_endpoints.router)
+        add_routes(
+            app,
+            session_endpoints.router,
+            chat_endpoints.router,
+            messages_endpoints.router,
+            responses_endpoints.router,
+        )
         key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(

@@ -28,6 +28,7 @@ from tests.proxy.store import Store, open_store
 from tests.proxy.transfer.test_preferences import preferred
 from tests.proxy.transfer.test_service import exported, recorded
 from tests.proxy.turns.world import World
+from tests.running_app import add_routes
 
 
 class Site:
@@ -59,8 +60,7 @@ async def site(tmp_path: Path) -> Any:
         erasing = EraseService(store.database, store.runs, store.credentials, store.signals, store.clock)
         provide(app, store.credentials, store.runs, transfer, erasing)
         errors.install(app)
-        app.include_router(transfer_endpoints.router)
-        app.include_router(keeping_endpoints.router)
+        add_routes(app, transfer_endpoints.router, keeping_endpoints.router)
         key = await store.credentials.create(PrincipalKind.ADMIN)
         async with listening(app) as address:
             yield Site(store, address, key.text)

@@ -23,7 +23,7 @@ READY_SECONDS = 90.0
 MOST_SECONDS = 2.0
 BUSY_MACHINE = 2.0
 """Additional seconds for a machine whose cores are shared by several test processes. Ending with calls in progress
-once took seven seconds, and with a trainer that imports torch five. A machine on which the start takes longer may take
+once took seven seconds, and with a trainer that imports torch five. A machine that takes longer to start all may take
 as long to end."""
 SLOW = '[[rule]]\ntext = "one two three four five six seven eight nine ten eleven twelve"\nms_per_token = 3000\n'
 

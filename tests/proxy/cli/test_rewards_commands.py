@@ -21,6 +21,7 @@ from tests.database import sqlite_database
 from tests.fakes.run_history import NOW, add_history, add_run, add_session
 from tests.proxy.overview.serving import serving
 from tests.proxy.overview.site import Site, open_site
+from tests.running_app import add_routes
 
 
 class Shell:
@@ -52,7 +53,7 @@ async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
         run_id = await add_run(site.database, now=NOW - 200)
         await add_history(site.database, run_id, steps=2, per_step=8)
         provide(site.app, FeedbackService(site.database, site.signals, lambda: NOW + 60))
-        site.app.include_router(feedback_endpoints.router)
+        add_routes(site.app, feedback_endpoints.router)
         key = await site.credentials.create(PrincipalKind.RUN, run_id=run_id)
         async with serving(site) as address:
             yield Shell(site, address, key.text, run_id)

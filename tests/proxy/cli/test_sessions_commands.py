@@ -23,6 +23,7 @@ from tests.database import sqlite_database
 from tests.fakes.run_history import NOW, add_history, add_run, add_session
 from tests.proxy.overview.serving import serving
 from tests.proxy.overview.site import Site, open_site
+from tests.running_app import add_routes
 
 
 class Shell:
@@ -66,7 +67,7 @@ async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
         run_id = await add_run(site.database, now=NOW - 200)
         runs = RunDirectory(site.database, lambda: NOW)
         provide(site.app, SessionService(site.database, runs, site.credentials, site.signals, lambda: NOW))
-        site.app.include_router(session_endpoints.router)
+        add_routes(site.app, session_endpoints.router)
         keys = {
             PrincipalKind.ADMIN: (await site.credentials.create(PrincipalKind.ADMIN)).text,
             PrincipalKind.RUN: (await site.credentials.create(PrincipalKind.RUN, run_id=run_id)).text,

@@ -28,6 +28,7 @@ from proxy.overview.service import OverviewService
 from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
 from proxy.settings import load_settings
+from tests.running_app import add_routes
 
 ORIGIN = "http://proxy.test"
 SECRET = b"s" * 32
@@ -98,11 +99,14 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
     switch = RunSwitch(database, signals, clock)
     provide(app, overview, RunDirectory(database, clock), switch, credentials, sign_in, load_settings())
     errors.install(app)
-    app.include_router(overview_endpoints.router)
-    app.include_router(run_endpoints.router)
-    app.include_router(key_endpoints.router)
-    app.include_router(ledger_endpoints.router)
-    app.include_router(admin_endpoints.router)
+    add_routes(
+        app,
+        overview_endpoints.router,
+        run_endpoints.router,
+        key_endpoints.router,
+        ledger_endpoints.router,
+        admin_endpoints.router,
+    )
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=ORIGIN)
     return Site(
         app=app,

@@ -17,7 +17,7 @@ from proxy.retention.erasing import EraseService
 from proxy.tokens.template import ChatTemplate
 from tests.proxy.calls.world import USER, World, open_world
 from tests.proxy.tokens.models import write_model
-from tests.running_app import bearer
+from tests.running_app import add_routes, bearer
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,7 @@ async def site(database_url: str, tmp_path: Path, template: ChatTemplate) -> Asy
         provide(world.app, erasing, store.feedback)
         store.signals.erasures.listen(world.calls.forget)
         store.signals.requested_erasures.listen(world.calls.forget_texts)
-        world.app.include_router(endpoints.router)
-        world.app.include_router(feedback_endpoints.router)
+        add_routes(world.app, endpoints.router, feedback_endpoints.router)
         yield world
 
 

@@ -21,7 +21,7 @@ from tests.proxy.store import Store, open_store
 from tests.proxy.transfer.test_preferences import preferred
 from tests.proxy.transfer.test_service import exported, recorded
 from tests.proxy.turns.world import World
-from tests.running_app import bearer
+from tests.running_app import add_routes, bearer
 
 parquet: Any = pytest.importorskip("pyarrow.parquet")
 
@@ -39,7 +39,7 @@ async def api(tmp_path: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Store, Wo
         )
         provide(app, store.credentials, store.runs, transfer)
         errors.install(app)
-        app.include_router(endpoints.router)
+        add_routes(app, endpoints.router)
         key = await store.credentials.create(PrincipalKind.ADMIN)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://t", headers=bearer(key.text)) as client:

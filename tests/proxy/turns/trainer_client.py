@@ -23,6 +23,7 @@ from proxy.versions import endpoints as policy_endpoints
 from proxy.versions.retention import WeightRetention
 from tests.proxy.turns.world import World
 from tests.proxy.versions.publishing import versions_of
+from tests.running_app import add_routes
 
 _Message = TypeVar("_Message")
 
@@ -79,9 +80,7 @@ async def open_trainer(world: World) -> AsyncIterator[TrainerClient]:
         ),
     )
     errors.install(app)
-    app.include_router(trajectory_endpoints.router)
-    app.include_router(step_endpoints.router)
-    app.include_router(policy_endpoints.router)
+    add_routes(app, trajectory_endpoints.router, step_endpoints.router, policy_endpoints.router)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.test") as http:
         client = TrainerClient(world, http, credentials, claims)
         http.headers.update(await client.key(PrincipalKind.TRAINER, run_id=world.run_id))
