@@ -96,13 +96,13 @@ class RunDirectory:
         return self._view(row)
 
     async def delete(self, name_or_id: str, *, served: str) -> None:
-        """Delete a run that was created by mistake. `served` is the id of the run that this proxy serves.
+        """Delete a run that was created by mistake. `served` is the id of a run that an engine serves, or empty.
 
         Raise NotFound if there is no such run, Conflict if it is served or has sessions, claims or steps.
         """
         run = await self.by_name_or_id(name_or_id)
         if run.id == served:
-            raise Conflict(f"an engine serves the run {run.name!r}: archive the run to delete it")
+            raise Conflict(f"an engine serves the run {run.name!r}: free it by `base-rl runs archive {run.name}`")
 
         def delete(connection: Connection) -> None:
             # Checked in the transaction that deletes, so that no session can begin in between.

@@ -109,7 +109,7 @@ async def test_errors_say_what_to_do(here: Installation) -> None:
         (("create", "shop", "--model", here.model, "--set", "tokens"), "'tokens': write KEY=VALUE"),
         (("set", "policy", "lease_secs=3"), "settings.lease_secs: there is no such field"),
         (("set", "policy", "weights=adapter"), "begin a new run"),
-        (("delete", "policy", "--yes"), "stop the proxy"),
+        (("delete", "policy", "--yes"), "base-rl runs archive policy"),
     ):
         refused = await here.run(*arguments, status=1)
         assert "error: " in refused.stderr
