@@ -5,7 +5,7 @@ Letters in shapes: N rows of a batch, T tokens of a row, R the ranks of the adap
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,24 +33,23 @@ Rows = Sequence[Adapter | None]
 class AdaptedLayers:
     """The linear layers of a network that adapters can change: `shapes` has `(out, in)` by name.
 
-    Only the model thread calls the methods. A layer that no adapter has changed so far runs as if this class did not
-    exist, and so does a batch without adapters, but for one comparison in a layer.
+    Only the model thread calls the methods. For a batch without adapters the network is as if this class did not
+    exist.
     """
 
     def __init__(self, network: torch.nn.Module) -> None:
         self._layers = _linears_by_row(network)
         self.shapes = {name: (layer.out_features, layer.in_features) for name, layer in self._layers.items()}
-        self._hooked: set[str] = set()
+        self._forwards: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
         self._batch: _Batch | None = None
         self._joined = _Joined(())
 
     def attach(self, names: Iterable[str]) -> None:
-        """Let adapters change these layers from the next forward pass on."""
+        """Let adapters change these layers."""
+        self._replace(None)
         for name in names:
-            if name not in self._hooked:
-                self._hooked.add(name)
-                # A hook and not another module in its place: the names in the state dict stay those of the files.
-                self._layers[name].register_forward_hook(partial(self._add, name))
+            if name not in self._forwards:
+                self._forwards[name] = partial(self._forward, name, self._layers[name])
 
     def use(self, rows: Rows) -> None:
         """Choose the adapters of the next forward pass; no rows at all mean the base model."""
@@ -58,29 +57,43 @@ class AdaptedLayers:
             return
         active = tuple(dict.fromkeys(adapter for adapter in rows if adapter is not None))
         if not active:
-            self._batch = None
+            self._replace(None)
             return
         joined = self._joined if self._joined.adapters == active else _Joined(active)
         # A prefill of one adapter between two decode steps of several must not cost these their joined tensors.
         if len(active) > 1:
             self._joined = joined
         device = next(iter(self._layers.values())).weight.device
-        self._batch = _Batch(rows, joined, device)
+        self._replace(_Batch(rows, joined, device))
 
     def forget(self, adapter: Adapter) -> None:
         """Release what is remembered of an adapter beyond its own tensors."""
         if self._batch is not None and adapter in self._batch.rows:
-            self._batch = None
+            self._replace(None)
         if adapter in self._joined.adapters:
             self._joined = _Joined(())
 
-    def _add(self, name: str, _: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> Any:
+    def _replace(self, batch: _Batch | None) -> None:
+        """Take another batch, and the forward functions of the layers that it needs."""
+        if (batch is None) != (self._batch is None):
+            for name, forward in self._forwards.items():
+                # Another function in the same module: names in the state dict stay those of the files, which another
+                # module would change, and every call of a module with a hook costs time, which this costs only with
+                # adapters in the batch.
+                if batch is None:
+                    del self._layers[name].forward
+                else:
+                    self._layers[name].forward = forward  # type: ignore[method-assign, assignment]
+        self._batch = batch
+
+    def _forward(self, name: str, layer: torch.nn.Linear, x_nti: torch.Tensor) -> torch.Tensor:
         """Return the output `[N, T, out]` of a layer with every row's adapter added."""
+        output = functional.linear(x_nti, layer.weight, layer.bias)
         batch = self._batch
         if batch is None or (pair := batch.joined.pair(name)) is None:
-            return None
+            return output
         a_ri, b_ro = pair
-        low_ntr = functional.linear(inputs[0].float(), a_ri)
+        low_ntr = functional.linear(x_nti.float(), a_ri)
         if batch.foreign_n1r is not None:
             # Filled and not multiplied by 0: another adapter's overflow would become NaN in this row.
             low_ntr = low_ntr.masked_fill(batch.foreign_n1r, 0.0)
