@@ -190,6 +190,11 @@ class Metrics:
             "base_rl_sessions_erased", "Sessions whose content was erased.", ["reason"], registry=self.registry
         )
         self._swaps = Counter("base_rl_swaps", "Policy versions loaded.", ["result"], registry=self.registry)
+        self._wrong_weights = Counter(
+            "base_rl_wrong_weights",
+            "Versions that an engine did not compute with, by the comparison after a load.",
+            registry=self.registry,
+        )
         self._swap_seconds = Histogram(
             "base_rl_swap_seconds",
             "How long generation stood still for a new version.",
@@ -260,6 +265,9 @@ class Metrics:
 
     def swap_failed(self) -> None:
         self._swaps.labels("failed").inc()
+
+    def weights_wrong(self) -> None:
+        self._wrong_weights.inc()
 
     def render(self, stored: Stored) -> bytes:
         """Return the metrics in Prometheus's text format. Unknown figures are left out."""

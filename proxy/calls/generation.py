@@ -263,6 +263,7 @@ class Generation:
             stream=plan.call.stream or plan.watched,
             top_logprobs=plan.call.top_logprobs,
             vocabulary_size=self._vocabulary_size,
+            adapter=place.adapter,
         )
         limit, satisfied = asyncio.timeout(None), False
         self._limits.append(limit)
@@ -274,7 +275,7 @@ class Generation:
                 generated = cast("AsyncGenerator[EngineChunk, None]", place.engine.generate(request))
                 async with aclosing(generated) as chunks:
                     async for chunk in chunks:
-                        self._show(capture.feed(chunk, self._clock()))
+                        self._show(capture.feed(place.labelled(chunk), self._clock()))
                         if plan.watched and capture.satisfied and not satisfied and capture.finish is None:
                             satisfied = True
                             with suppress(BaseRlError):  # without the abort, the generation ends at its bound

@@ -13,9 +13,10 @@ FIRST_ENGINE = "engine"
 def engine_specs(settings: Settings) -> list[EngineSpec]:
     """Return the engines of `[engine]`, its replicas included, and those of the `[engines.NAME]` tables.
 
-    Where the configuration declares one run, the engines of `[engine]` are
-    dedicated to it: further runs in the store may be remains of earlier configurations, and must not take its engine.
-    Raise ConfigurationError for two engines at one address, or for a table that does not say which model it has.
+    Where the configuration declares one run, the engines of `[engine]` are dedicated to it: further runs in the store
+    may be remains of earlier configurations, and must not take its engine. An adapter run shares its engine, so
+    nothing is dedicated to it. Raise ConfigurationError for two engines at one address, or for a table that does not
+    say which model it has.
     """
     run, runs = settings.run, settings.runs
     engine = settings.engine
@@ -25,7 +26,7 @@ def engine_specs(settings: Settings) -> list[EngineSpec]:
             name=FIRST_ENGINE if number == 1 else f"{FIRST_ENGINE}-{number}",
             url=address,
             base_model=resolved_model(run.model),
-            run=None if runs else run.name,
+            run=None if runs or run.weights == "adapter" else run.name,
         )
         for number, address in enumerate(own, start=1)
     ]

@@ -12,11 +12,15 @@ from proxy.engines.place import EngineLoad
 from proxy.engines.protocol import Engine
 from proxy.engines.watch import EngineWatch
 from proxy.log import logger
+from proxy.serving.adapter_runs import AdapterController
 from proxy.serving.reconciler import SwapController
 
 # Longest wait until calls of a run that left the engine end, before another run's weights are loaded: as long as an
 # engine may take for an answer that is not streamed.
 _VACATE_SECONDS = 600.0
+
+RunController = SwapController | AdapterController
+"""Keeps one engine at the head of one run."""
 
 _LOG = logger(__name__)
 
@@ -39,17 +43,17 @@ class PooledEngine:
         engine: Engine,
         load: EngineLoad,
         *,
-        new_controller: Callable[[PooledEngine, RunId], SwapController],
+        new_controller: Callable[[PooledEngine, RunId], RunController],
         interval_seconds: float,
         patience_seconds: float,
     ) -> None:
         self.spec = spec
         self.engine = engine
         self.load = load
-        self.controllers: dict[RunId, SwapController] = {}
+        self.controllers: dict[RunId, RunController] = {}
         self._new_controller = new_controller
         self._tasks: dict[RunId, asyncio.Task[None]] = {}
-        self._leaving: list[SwapController] = []
+        self._leaving: list[RunController] = []
         self._left_at = 0.0
         self._is_started = False
         watch = EngineWatch(
@@ -73,6 +77,12 @@ class PooledEngine:
             if controller.version is None:
                 return controller.engine_problem or "it is down, or has not loaded a version of the run yet"
         return None
+
+    @property
+    def alerts(self) -> list[str]:
+        """Why the engine does not serve the newest version of a run, although it serves an older one."""
+        serving = [each for each in self.controllers.values() if each.version is not None]
+        return [each.alert for each in serving if isinstance(each, AdapterController) and each.alert is not None]
 
     def recheck(self) -> None:
         """Ask the engine at once what it holds."""
@@ -120,7 +130,7 @@ class PooledEngine:
             await asyncio.wait([self._watching])
             self._watching = None
 
-    def _run(self, run_id: RunId, controller: SwapController) -> None:
+    def _run(self, run_id: RunId, controller: RunController) -> None:
         self._tasks[run_id] = asyncio.create_task(controller.run_forever(), name=f"swaps {run_id} {self.name}")
 
     async def _stop(self, run_id: RunId) -> None:

@@ -20,9 +20,10 @@ from proxy.engines.place import EngineLoad, EnginePlace
 from proxy.engines.protocol import Engine
 from proxy.lifecycle.signals import Signals
 from proxy.runs.service import RunDirectory, RunView
-from proxy.serving.member import EngineSpec, PooledEngine
+from proxy.serving.adapter_runs import AdapterController
+from proxy.serving.member import EngineSpec, PooledEngine, RunController
 from proxy.serving.placement import PlaceableEngine, PlaceableRun, place_runs
-from proxy.serving.reconciler import SwapController, SwapObserver
+from proxy.serving.reconciler import NO_OBSERVER, SwapController, SwapObserver
 from proxy.serving.routing import choose_engine
 from proxy.settings import EngineSettings
 from proxy.versions.inspector import WeightsInspector
@@ -44,7 +45,7 @@ class EnginePool:
         inspector: WeightsInspector,
         activity: EngineActivity,
         declared: Collection[str] = (),
-        observer: SwapObserver | None = None,
+        observer: SwapObserver = NO_OBSERVER,
     ) -> None:
         """`declared` are the names of the configuration's runs, which operators expect to be served."""
         self._settings = settings
@@ -57,9 +58,10 @@ class EnginePool:
         self._declared = frozenset(declared)
         self._observer = observer
         self._members = [self._new_member(spec, make_engine(spec)) for spec in specs]
-        self._serving: dict[RunId, tuple[SwapController, ...]] = {}
+        self._serving: dict[RunId, tuple[RunController, ...]] = {}
         """Controllers by run, one for every engine that the run is placed on."""
         self._unplaced: tuple[RunView, ...] = ()
+        self._by_adapter: frozenset[RunId] = frozenset()
 
     @property
     def ready(self) -> bool:
@@ -81,6 +83,11 @@ class EnginePool:
             for member in self._members
             if (problem := member.problem) is not None
         ]
+        for member in self._members:
+            lines += [
+                f"the engine {member.engine.name} does not serve the newest version: {alert}"
+                for alert in member.alerts
+            ]
         # Other runs may be remains of earlier configurations: a call of one gets the same text with its 503.
         return lines + [self.unserved_reason(run) for run in self._unplaced if run.name in self._declared]
 
@@ -134,6 +141,7 @@ class EnginePool:
         """Read the active runs and place them on the engines. Raises StoreUnavailable."""
         runs = [run for run in await self._runs.list_() if run.state != RunState.ARCHIVED]
         ids = {run.name: run.id for run in runs}
+        self._by_adapter = frozenset(run.id for run in runs if run.settings.weights == "adapter")
         placed = place_runs(
             [
                 # A name that no run has yet dedicates the engine all the same: nobody else may use it meanwhile.
@@ -144,7 +152,10 @@ class EnginePool:
                 )
                 for spec in (member.spec for member in self._members)
             ],
-            [PlaceableRun(id=run.id, base_model=run.base_model) for run in runs],
+            [
+                PlaceableRun(id=run.id, base_model=run.base_model, by_adapter=run.settings.weights == "adapter")
+                for run in runs
+            ],
         )
         for member in self._members:
             for run_id in set(member.controllers) - set(placed[member.name]):
@@ -200,8 +211,9 @@ class EnginePool:
             patience_seconds=self._settings.health_timeout_seconds,
         )
 
-    def _new_controller(self, member: PooledEngine, run_id: RunId) -> SwapController:
-        return SwapController(
+    def _new_controller(self, member: PooledEngine, run_id: RunId) -> RunController:
+        kind = AdapterController if run_id in self._by_adapter else SwapController
+        return kind(
             database=self._database,
             engine=member.engine,
             load=member.load,

@@ -41,11 +41,18 @@ class SwapObserver(Protocol):
 
     def swap_failed(self) -> None: ...
 
+    def weights_wrong(self) -> None: ...
+
 
 class _NoObserver:
     def swap_finished(self, seconds: float) -> None: ...
 
     def swap_failed(self) -> None: ...
+
+    def weights_wrong(self) -> None: ...
+
+
+NO_OBSERVER: SwapObserver = _NoObserver()
 
 
 class SwapController:
@@ -62,7 +69,7 @@ class SwapController:
         inspector: WeightsInspector,
         load: EngineLoad,
         health_interval_seconds: float,
-        observer: SwapObserver | None = None,
+        observer: SwapObserver = NO_OBSERVER,
         newest: Callable[[], int | None] | None = None,
     ) -> None:
         """`newest` returns the newest version of the run that any engine serves, where the run has several."""
@@ -71,7 +78,7 @@ class SwapController:
         self._versions_changed = signals.versions
         self._run_id = run_id
         self._interval = health_interval_seconds
-        self._observer = observer or _NoObserver()
+        self._observer = observer
         self._records = ServingRecords(database=database, signals=signals, clock=clock, run_id=run_id)
         self._health = EngineHealth(engine, self._records, run_id)
         self._newest = newest or (lambda: self.version)

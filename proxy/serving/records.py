@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
-from proxy.contract.policy import WeightsFormat, WeightsReference
+from proxy.contract.policy import Probe, WeightsFormat, WeightsReference
 from proxy.database.unit_of_work import Database
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
@@ -19,7 +19,7 @@ class Target(msgspec.Struct, frozen=True):
     """The version that the engine should serve. `weights` is None for the base model.
 
     `recorded` is the version that the store records as served, `deaths` the number of engines that died of the
-    target.
+    target. `probe` is the trainer's, to prove that an engine computes with the version.
     """
 
     version: int
@@ -27,6 +27,7 @@ class Target(msgspec.Struct, frozen=True):
     weights: WeightsReference | None
     recorded: int
     deaths: int
+    probe: Probe | None = None
 
     @property
     def path(self) -> str:
@@ -52,7 +53,12 @@ class ServingRecords:
         """Return the run's head version."""
         run, head = await self._database.read(lambda connection: VersionRepository(connection).head(self._run_id))
         return Target(
-            run.head_version, run.base_model, weights_of(head), run.serving_version, int(head.engine_deaths)
+            run.head_version,
+            run.base_model,
+            weights_of(head),
+            run.serving_version,
+            int(head.engine_deaths),
+            None if head.probe is None else msgspec.convert(head.probe, Probe),
         )
 
     async def record_served(self, version: int, *, previous: int, swap_seconds: float | None) -> None:

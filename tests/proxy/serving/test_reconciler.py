@@ -87,6 +87,9 @@ class Heard:
     def swap_failed(self) -> None:
         self.failures += 1
 
+    def weights_wrong(self) -> None:
+        self.failures += 1
+
 
 class Bench:
     def __init__(self, world: World, directory: Path) -> None:
