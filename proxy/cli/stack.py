@@ -240,7 +240,7 @@ def _engines(settings: Settings, *, seed: int | None) -> tuple[list[Part], list[
     parts: list[Part] = []
     urls: list[str] = []
     while len(parts) < engine.replicas:
-        plan = _engine_plan(settings, port=_unused_port(urls), seed=seed)
+        plan = engine_plan(settings, port=_unused_port(urls), seed=seed)
         name = ENGINE if not parts else f"{ENGINE}-{len(parts) + 1}"
         parts.append(Part(name=name, argv=plan.argv, env=plan.env, stop_seconds=_ENGINE_STOP_S))
         urls.append(plan.url)
@@ -262,7 +262,7 @@ def _grace_seconds(server: ServerSettings) -> float:
     return _GRACE_S if server.stop_grace_seconds == default else server.stop_grace_seconds
 
 
-def _engine_plan(settings: Settings, *, port: int, seed: int | None) -> LaunchPlan:
+def engine_plan(settings: Settings, *, port: int, seed: int | None) -> LaunchPlan:
     """Return how the configured engine is started on this machine. Raises ConfigurationError if SGLang is absent."""
     engine, model = settings.engine, settings.run.model
     if engine.kind == EngineKind.SCRIPTED:

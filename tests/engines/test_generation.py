@@ -12,7 +12,7 @@ import torch
 
 from proxy.engines.protocol import EngineChunk, EngineFinish, LabelSpan, PauseMode
 from proxy.engines.sglang import SglangEngine
-from proxy.errors import ContextLengthExceeded, InvalidRequest
+from proxy.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 from tests.engines.conftest import Models, Reference, Server, becomes_idle
 from tests.engines.generating import PROMPT, ask, collect, open_stream
 from tests.engines.tiny_model import CONTEXT, VOCABULARY, make_tokenizer
@@ -252,6 +252,7 @@ async def test_a_score_is_that_of_transformers_and_leaves_answers_as_they_were(
     for _ in range(2):  # the second one could reuse a prefix from the cache of the first
         assert await engine.score(ids) == pytest.approx(expected, abs=server.exactness)
     before = await collect(engine, ask())
-    with pytest.raises(InvalidRequest):
+    # SGLang scores another id in its place, and says so.
+    with pytest.raises((InvalidRequest, EngineFailed)):
         await engine.score((VOCABULARY + 1, 1))
     assert (await collect(engine, ask())).logprobs == pytest.approx(before.logprobs, abs=server.exactness)

@@ -137,7 +137,10 @@ class AdapterRegistry:
             )
 
     async def _bring_back(self, name: str, known: _Known) -> Adapter:
-        adapter = await self._read(name, known.path)
+        try:
+            adapter = await self._read(name, known.path)
+        except RequestRefused as error:
+            raise RequestRefused(f"LoRA adapter {name} cannot be read again: {error}") from error
         await self._make_room()
         if known.leaving:
             raise _not_loaded(name)

@@ -113,7 +113,7 @@ async def test_a_file_that_is_gone_refuses_the_request_and_moves_no_other_adapte
     await adapters.load(named("a"))
     await adapters.load(named("b"))
     files.missing.add("/a")
-    with pytest.raises(RequestRefused, match="there is no /a"):
+    with pytest.raises(RequestRefused, match="LoRA adapter a cannot be read again: there is no /a"):
         async with adapters.using("a"):
             pass
     assert set(adapters.paths()) == {"b"}

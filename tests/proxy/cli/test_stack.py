@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.cli.addresses import NoFreePort, random_free_port
-from proxy.cli.stack import AlreadyRunning, read_address, running_stack, trainer_environment
+from proxy.cli.stack import AlreadyRunning, engine_plan, read_address, running_stack, trainer_environment
+from proxy.engines.launch import SGLANG_READY_MARKER
 from proxy.settings import ConfigurationError, Settings, load_settings
 from trainer.config import load_settings as load_trainer_settings
 
@@ -110,3 +111,19 @@ async def test_scripted_sessions_and_those_of_a_model_do_not_mix(tmp_path: Path)
     (of_a_model / "base-rl.sqlite3").touch()
     with pytest.raises(ConfigurationError, match=r"sessions of a model.*--data-dir"):
         await started_with("scripted", of_a_model)
+
+
+@pytest.mark.parametrize("weights", ["full", "adapter"])
+def test_engines_get_the_bounds_for_adapters_where_a_run_has_adapters(weights: str, tmp_path: Path) -> None:
+    (tmp_path / SGLANG_READY_MARKER).touch()
+    engine = {"sglang_venv": tmp_path, "device": "cpu", "max_loras": 5, "max_lora_rank": 24}
+    for kind, is_bounded in (("embedded", True), ("sglang", weights == "adapter")):
+        overrides: dict[str, dict[str, Any]] = {
+            "engine": {**engine, "kind": kind},
+            "run": {"model": "m"},
+            "runs": {"other": {"model": "m", "weights": weights}},
+        }
+        plan = engine_plan(load_settings(None, overrides), port=1, seed=None)
+        text = " ".join(plan.argv).replace("=", " ")
+        assert ("--max-loaded-loras 5" in text) == is_bounded
+        assert ("--max-lora-rank 24" in text) == is_bounded
