@@ -146,6 +146,8 @@ class HealthCheck:
 
 def _run_problems(runs: Sequence[RunHealth]) -> Iterator[str]:
     for run in runs:
+        if run.state == RunState.ARCHIVED:
+            continue  # nobody waits for it, so nothing about it needs attention
         if run.trainer == "away":
             yield f"trajectories of the run {run.name!r} are ready, but no trainer asks for them"
         if run.paused_because is not None:

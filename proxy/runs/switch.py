@@ -43,7 +43,7 @@ class RunSwitch:
         return await self._set(name_or_id, RunState.ARCHIVED, "run.archived", {}, among=among)
 
     async def unarchive(self, name_or_id: str) -> str:
-        """Make an archived run active. Other runs stay as they are, so that a paused one is not resumed."""
+        """Make an archived run active. A run that is not archived keeps its state: a paused one is not resumed."""
         return await self._set(name_or_id, RunState.ACTIVE, "run.unarchived", {}, among=(RunState.ARCHIVED,))
 
     async def _set(

@@ -98,7 +98,9 @@ def _until_ready(url: str) -> None:
 
 @pytest.fixture(scope="session")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(tmp_path_factory.mktemp("fuzzed")) as url:
+    with pytest.MonkeyPatch.context() as patch, served(tmp_path_factory.mktemp("fuzzed")) as url:
+        # Requests for new runs name models at random: no such name may be looked up on the network.
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         yield url
 
 

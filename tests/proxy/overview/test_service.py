@@ -257,6 +257,9 @@ async def test_health_reports_a_rejected_version_until_a_newer_one_exists(site: 
     assert run.head_version < newest
     assert health.status == "degraded"
     assert any("was rejected and is not served: w has values that are not finite" in each for each in health.problems)
+    await site.switch.archive(run_id)
+    assert not any("was rejected" in problem for problem in (await site.overview.health()).problems)
+    await site.switch.unarchive(run_id)
     await site.database.commit(lambda connection: connection.execute(update(RunRow).values(head_version=newest + 1)))
     assert (await site.overview.health()).runs[0].rejected_version is None
 
