@@ -258,7 +258,7 @@ async def test_with_serve_calls_have_no_limits_while_the_store_is_away(
     server = PostgresServer()
     try:
         server.start()
-        url, limits = server.url(server.new_database()), {"calls_per_minute": 60, "tokens_per_minute": 6000}
+        url, limits = server.url(server.take()), {"calls_per_minute": 60, "tokens_per_minute": 6000}
         async with open_world(tmp_path, template, {"limits": limits}, url=url, when_unavailable="serve") as world:
             assert (await world.post({}, **NAMED)).status_code == 200
             server.stop()

@@ -43,7 +43,7 @@ async def serving(
     server: PostgresServer, directory: Path, template: ChatTemplate, when_unavailable: Literal["refuse", "serve"]
 ) -> AsyncIterator[World]:
     """A world with one recorded turn."""
-    url = server.url(server.new_database())
+    url = server.url(server.take())
     async with open_world(directory, template, url=url, when_unavailable=when_unavailable) as world:
         assert (await world.post({}, **SESSION)).status_code == 200
         yield world
