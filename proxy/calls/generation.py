@@ -91,11 +91,11 @@ class Generation:
         self._limits: list[asyncio.Timeout] = []
         self._deltas: list[Delta] = []
         self._news: asyncio.Future[None] | None = None
-        """What the reader of the deltas waits for: the next delta, or the end."""
+        """Done at the next delta or at the end; None while no reader waits for one."""
         self._aborting: asyncio.Task[None] | None = None
         # A task of its own, which no client's disconnection cancels.
         self._task = asyncio.create_task(self._run(), name=f"generation {head.turn_id}")
-        self._task.add_done_callback(self._after)
+        self._task.add_done_callback(self._task_ended)
 
     @property
     def done(self) -> bool:
@@ -300,7 +300,7 @@ class Generation:
         if self._news is not None:
             _wake(self._news)
 
-    def _after(self, task: asyncio.Task[Answer]) -> None:
+    def _task_ended(self, task: asyncio.Task[Answer]) -> None:
         if not task.cancelled():
             task.exception()  # asyncio logs it as never retrieved if nobody waits for the answer
         self._place.end(self._outstanding_tokens)

@@ -88,7 +88,7 @@ class ReplyParser:
         self.finished = False
 
     def parse(self, data: bytes | str) -> EngineChunk:
-        """Return the new tokens. Raises InvalidEngineReply for an impossible reply, and the error that the engine
+        """Return the new tokens. Raise InvalidEngineReply for an impossible reply, and the error that the engine
         sent."""
         try:
             reply = _DECODER.decode(data)
@@ -133,7 +133,7 @@ class ReplyParser:
     def parse_all(self, events: Sequence[bytes]) -> Iterator[EngineChunk]:
         """Join the events that came together into one chunk, so that a slow reader catches up.
 
-        Yields nothing for events without tokens. Raises like `parse`, after yielding the chunks before the wrong one.
+        Yield nothing for events without tokens. Raise like `parse`, after yielding the chunks before the wrong one.
         """
         chunks: list[EngineChunk] = []
         try:
