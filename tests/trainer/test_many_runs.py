@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Condition
@@ -218,3 +220,45 @@ def test_the_exit_status_shows_that_a_run_failed(
     said = capsys.readouterr().err
     assert said.count("this run is not trained any more") == 3
     assert "ended by a signal" not in said
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("forked")
+def test_two_ranks_train_all_active_runs_of_a_proxy_as_they_come_and_go(tmp_path: Path) -> None:
+    """Adapters over one sharded base: a run is paused and another one is created while the trainer works."""
+    base, log = write_real_model(tmp_path / "base"), tmp_path / "log"
+    words = (
+        "--runs",
+        "all",
+        "--set",
+        f"api_key={ADMIN}",
+        "--set",
+        "adapter.rank=2",
+        "--set",
+        "adapter.publish=merged",
+    )
+    with real_proxy(tmp_path, base) as proxy:
+        proxy.add_run("second")
+        give(proxy, RUN)
+        give(proxy, "second")
+        with forked_trainer(proxy.url, proxy.weights, log, *words, size=2, run=None) as process:
+
+            def wait_for(condition: Callable[[], bool]) -> None:
+                deadline = time.monotonic() + 120.0
+                while not condition():
+                    assert process.poll() is None, log.read_text()
+                    assert time.monotonic() < deadline, log.read_text()
+                    threading.Event().wait(0.1)
+
+            def versions(run: str) -> int:
+                return len(proxy.get("/versions", run=run)["versions"]) - 1
+
+            wait_for(lambda: versions(RUN) >= 1 and versions("second") >= 1)
+            proxy.post("/pause")
+            wait_for(lambda: "the run is not active any more" in log.read_text())
+            proxy.add_run("third")
+            give(proxy, "third")
+            wait_for(lambda: versions("third") >= 1)
+        lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+        assert {line["run"] for line in lines if line["event"].startswith("the run is not active")} == {RUN}
+        assert not [line for line in lines if line["level"] == "error"]
