@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 export OMP_NUM_THREADS ?= 1
+# Images of containers often set it. Every process would compile the project again, and every test session the tests.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 SEED ?= 0
 ENGINE ?= embedded
