@@ -109,6 +109,10 @@ def health_table(health: dict[str, Any], runs: Sequence[dict[str, Any]] = ()) ->
     table.add_row("calls", Text("served", "green") if health["ready"] else Text("not served", "red"))
     table.add_row("database", _database_line(health))
     table.add_row("engine", Text("ready", "green") if health["engine_ready"] else Text("not ready", "red"))
+    engines = health.get("engines", ())  # missing in the answer of an older base-rl
+    for engine in engines if len(engines) > 1 else ():
+        served = (f"{run}@{'–' if version is None else version}" for run, version in engine["versions"].items())
+        table.add_row(engine["name"], f"{engine['state'].replace('_', ' ')}  {', '.join(served)}  {engine['url']}")
     if health["disk_free_bytes"] is not None:
         table.add_row("disk", f"{health['disk_free_bytes'] / 1024**3:.0f} GiB free")
     for run in health["runs"]:

@@ -18,7 +18,7 @@ from proxy.engines.faults import EngineFault, EngineFaults
 from proxy.errors import StoreDamaged, StoreUnavailable
 from proxy.overview.repository import OverviewRepository
 from proxy.overview.steps.repository import StepOverviewRepository
-from proxy.overview.views import Health, RunHealth
+from proxy.overview.views import EngineView, Health, RunHealth
 from proxy.runs.asking import AskedBatches
 from proxy.runs.repository import RunRepository
 from proxy.settings import RunSettings
@@ -33,6 +33,10 @@ class ServingStatus(Protocol):
     @property
     def ready(self) -> bool:
         """Whether at least one run is served."""
+        ...
+
+    def views(self) -> tuple[EngineView, ...]:
+        """Return every engine with what it serves."""
         ...
 
     def problems(self) -> list[str]:
@@ -102,6 +106,7 @@ class HealthCheck:
             disk_total_bytes=disk[0] if disk is not None else None,
             runs=runs,
             now=self._clock(),
+            engines=self._engines.views() if self._engines is not None else (),
         )
 
     async def _run_health(self) -> tuple[RunHealth, ...]:

@@ -143,6 +143,21 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     mismatch: float | None = None
 
 
+class EngineView(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine of this proxy. `state` is `ready`, `behind` while it loads the newest version of a run, `not_ready`
+    with the `problem`, or `unused` without a run. `versions` are what it serves, by the names of its runs; None where
+    it serves none yet. `outstanding_tokens` counts the prompts and allowed new tokens of this proxy's calls under
+    way."""
+
+    name: str
+    url: str
+    base_model: str
+    state: str
+    problem: str | None
+    versions: dict[str, int | None]
+    outstanding_tokens: int
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The health of the proxy. `ready`: model calls are served. `status` is `ok`, or `degraded` with `problems`.
 
@@ -162,6 +177,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     disk_total_bytes: int | None
     runs: tuple[RunHealth, ...]
     now: float
+    engines: tuple[EngineView, ...] = ()
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):

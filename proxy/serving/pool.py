@@ -19,6 +19,7 @@ from proxy.engines.activity import EngineActivity, EngineSlots
 from proxy.engines.place import EngineLoad, EnginePlace
 from proxy.engines.protocol import Engine
 from proxy.lifecycle.signals import Signals
+from proxy.overview.views import EngineView
 from proxy.runs.service import RunDirectory, RunView
 from proxy.serving.adapter_runs import AdapterController
 from proxy.serving.member import EngineSpec, PooledEngine, RunController
@@ -62,6 +63,7 @@ class EnginePool:
         """Controllers by run, one for every engine that the run is placed on."""
         self._unplaced: tuple[RunView, ...] = ()
         self._by_adapter: frozenset[RunId] = frozenset()
+        self._names: dict[RunId, str] = {}
 
     @property
     def ready(self) -> bool:
@@ -90,6 +92,31 @@ class EnginePool:
             ]
         # Other runs may be remains of earlier configurations: a call of one gets the same text with its 503.
         return lines + [self.unserved_reason(run) for run in self._unplaced if run.name in self._declared]
+
+    def views(self) -> tuple[EngineView, ...]:
+        """Return every engine with what it serves."""
+        return tuple(
+            EngineView(
+                name=member.name,
+                url=member.engine.name,
+                base_model=member.spec.base_model,
+                state=self._state(member),
+                problem=member.problem or next(iter(member.alerts), None),
+                versions={
+                    self._names.get(run_id, run_id): each.version for run_id, each in member.controllers.items()
+                },
+                outstanding_tokens=member.load.outstanding_tokens,
+            )
+            for member in self._members
+        )
+
+    def _state(self, member: PooledEngine) -> str:
+        if not member.controllers:
+            return "unused"
+        if member.problem is not None:
+            return "not_ready"
+        is_newest = all(each.version == self.serving(run_id) for run_id, each in member.controllers.items())
+        return "ready" if is_newest else "behind"
 
     def is_placed(self, run_id: str) -> bool:
         """Return whether an engine is there to serve the run, ready or not."""
@@ -141,6 +168,7 @@ class EnginePool:
         """Read the active runs and place them on the engines. Raises StoreUnavailable."""
         runs = [run for run in await self._runs.list_() if run.state != RunState.ARCHIVED]
         ids = {run.name: run.id for run in runs}
+        self._names = {run.id: run.name for run in runs}
         self._by_adapter = frozenset(run.id for run in runs if run.settings.weights == "adapter")
         placed = place_runs(
             [

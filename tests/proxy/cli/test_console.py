@@ -65,10 +65,11 @@ def revised(text: str) -> dict[str, Any]:
 
 def health(text: str) -> dict[str, Any]:
     run = {"name": text, "state": text, "serving_version": 1, "head_version": 1, "trainer": text}
+    engine = {"name": text, "state": text, "versions": {text: 1}, "url": text}
     return {
         "ready": True, "database": text, "database_integrity": text,
         "database_seconds": 0.1, "engine_ready": False, "disk_free_bytes": None,
-        "runs": [run], "problems": [text],
+        "runs": [run], "problems": [text], "engines": [engine, engine],
     }  # fmt: skip
 
 

@@ -56,6 +56,21 @@ async def test_a_data_directory_has_one_installation_at_a_time(tmp_path: Path) -
     assert await started(tmp_path, port) == f"http://{HOST}:{port}"
 
 
+async def test_replicas_are_parts_of_their_own(tmp_path: Path) -> None:
+    chosen = load_settings(
+        None,
+        {
+            "server": {"data_dir": tmp_path, "port": random_free_port(HOST)},
+            "engine": {"kind": "scripted", "replicas": 2},
+            "run": {"model": str(tmp_path)},
+        },
+    )
+    options: dict[str, Any] = {"config_file": None, "with_trainer": False, "seed": None}
+    async with running_stack(chosen, listener=lambda part, what: None, **options) as stack:
+        assert stack.supervisor.parts == ("engine", "engine-2", "proxy")
+        assert len({stack.supervisor.log(part) for part in stack.supervisor.parts}) == 3
+
+
 async def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind((HOST, 0))

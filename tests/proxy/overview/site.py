@@ -25,6 +25,7 @@ from proxy.overview import endpoints as overview_endpoints
 from proxy.overview import run_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
+from proxy.overview.views import EngineView
 from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
 from proxy.settings import load_settings
@@ -40,6 +41,9 @@ class Serving:
     def __init__(self) -> None:
         self.ready = True
         self.lines: list[str] = []
+
+    def views(self) -> tuple[EngineView, ...]:
+        return ()
 
     def problems(self) -> list[str]:
         return self.lines

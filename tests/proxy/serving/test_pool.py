@@ -145,6 +145,10 @@ async def test_every_run_has_an_engine_of_its_own_and_one_run_waits(world: World
         assert (bench.engines_of(world.run), bench.engines_of(second)) == ({"a"}, {"b"})
         assert bench.engines["b"].label == weight_label(second.id, 0)
         assert bench.pool.find_place(third.id, "ses_1") is None
+        assert [(view.name, view.state, view.versions) for view in bench.pool.views()] == [
+            ("a", "ready", {world.run.name: 0}),
+            ("b", "ready", {"second": 0}),
+        ]
         assert "no engine is free for the run 'third' on base/model: add one" in bench.pool.unserved_reason(third)
         assert bench.pool.problems() == [], "the configuration does not have the run"
         # An archived run frees its engine.
@@ -207,6 +211,7 @@ async def test_an_engine_that_is_behind_takes_no_call(world: World, failing: str
         await versions_of(world).commit(world.run, commit_request([batch.claim_id], 0, publish(tmp_path)))
         await bench.until(lambda: bench.pool.serving(world.run_id) == 1)
         assert bench.engines_of(world.run) == {"a", "b"} - {failing}
+        assert {view.name: view.state for view in bench.pool.views()}[failing] in ("behind", "not_ready")
         for _ in range(5):
             await asyncio.sleep(0.01)
             assert bench.pool.serving(world.run_id) == 1
