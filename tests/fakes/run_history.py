@@ -43,10 +43,6 @@ _ORDER = (ClaimRow, GroupRow, PolicyVersionRow, SessionRow, TurnRow, RewardRow, 
 CALL = "<tool_call>\n{}\n</tool_call>"
 
 
-async def create_tables(database: Database) -> None:
-    await database.commit(Base.metadata.create_all)
-
-
 async def add_run(database: Database, *, name: str = "calculator", now: float = NOW) -> str:
     """Return an empty run with its version 0, as after the first start."""
     run_id = new_run_id()
