@@ -81,7 +81,7 @@ def close(server: Server) -> float:
 
 def check(answer: Answer, reference: Reference, label: str, server: Server, prompt: tuple[int, ...] = PROMPT) -> None:
     """Assert that every token and log-probability is of the reference, and every label the given one."""
-    assert answer.ids == reference.greedy(prompt, len(answer.ids))
+    assert answer.ids == reference.greedy_after(prompt, answer.ids)
     assert answer.logprobs == pytest.approx(reference.of_output(prompt, answer.ids), abs=close(server))
     assert answer.spans == (LabelSpan(label=label, start=0, end=len(answer.ids)),)
 
