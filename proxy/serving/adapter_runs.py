@@ -7,28 +7,18 @@ finish on the adapter that they began with. An adapter that new calls no longer 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 
-from proxy.clock import Clock
-from proxy.contract.identifiers import RunId
 from proxy.contract.policy import WeightsFormat, parse_weight_label, weight_label
-from proxy.database.unit_of_work import Database
-from proxy.engines.place import EngineLoad, EnginePlace
-from proxy.engines.protocol import Engine, EngineInfo
-from proxy.errors import EngineFailed, StorageUnavailable, StoreUnavailable, WeightsRejected
-from proxy.lifecycle.signals import Signals
+from proxy.engines.place import EnginePlace
+from proxy.engines.protocol import EngineInfo
+from proxy.errors import EngineFailed
 from proxy.log import logger
-from proxy.serving.base_models import BaseModelCheck
-from proxy.serving.checks import TargetCheck
-from proxy.serving.faults import VersionFaults
-from proxy.serving.health import ENGINE_ERRORS, EngineHealth
+from proxy.serving.controller import ControllerSetup, RunController
+from proxy.serving.health import ENGINE_ERRORS
 from proxy.serving.proof import wrong_weights
-from proxy.serving.reconciler import SwapObserver
-from proxy.serving.records import ServingRecords, Target
-from proxy.versions.inspector import WeightsInspector
-from proxy.versions.rejections import Rejections
+from proxy.serving.records import Target
 
 # How long an adapter stays loaded after new calls name the next one: another proxy learns of the next one within its
 # health interval, and its calls name the old one until then.
@@ -62,44 +52,12 @@ class _Retired(msgspec.Struct):
     place: EnginePlace | None = None
 
 
-class AdapterController:
-    """Keeps one engine at the head of one adapter run. Start `run_forever` as a task; cancel it to end."""
+class AdapterController(RunController):
+    """The controller of an adapter run."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        engine: Engine,
-        load: EngineLoad,
-        signals: Signals,
-        clock: Clock,
-        run_id: RunId,
-        inspector: WeightsInspector,
-        health_interval_seconds: float,
-        observer: SwapObserver,
-        newest: Callable[[], int | None],
-    ) -> None:
-        """`newest` returns the newest version of the run that any engine serves."""
-        self.place = EnginePlace(engine, load)
-        self.alert: str | None = None
-        """Why the newest version must not be served from this engine, although an older one may be."""
-        self._engine = engine
-        self._load = load
-        self._run_id = run_id
-        self._interval = health_interval_seconds
-        self._observer = observer
-        self._newest = newest
-        self._versions_changed = signals.versions
-        self._records = ServingRecords(database=database, signals=signals, clock=clock, run_id=run_id)
-        self._health = EngineHealth(engine, self._records, run_id)
-        self._base_model = BaseModelCheck()
-        self._check = TargetCheck(inspector, finished=signals.versions.notify)
-        self._faults = VersionFaults(
-            self._records,
-            Rejections(database=database, signals=signals, clock=clock, run_id=run_id),
-            retry_seconds=health_interval_seconds,
-            swap_failed=observer.swap_failed,
-        )
+    def __init__(self, setup: ControllerSetup) -> None:
+        super().__init__(setup)
+        self._load = setup.load
         self._retired: dict[str, _Retired] = {}
         self._loaded_at = 0.0
         self._has_failed = False
@@ -108,48 +66,16 @@ class AdapterController:
         """The version that the event log has as wrong in this engine already."""
 
     @property
-    def version(self) -> int | None:
-        """The version of the run that new calls get here; None while there is none or the engine is down."""
-        return self._health.version
-
-    @property
-    def engine_problem(self) -> str | None:
-        """The reason why the engine takes no calls of the run."""
-        return self._health.problem if self._health.version is None else None
-
-    def formats(self, run_id: RunId) -> tuple[WeightsFormat, ...] | None:
-        """Return the format that the run's versions must have; None while the engine has not been reached."""
+    def formats(self) -> tuple[WeightsFormat, ...] | None:
         return (WeightsFormat.ADAPTER,) if self._health.formats is not None else None
 
     def recheck_engine(self) -> None:
-        """Ask the engine at once what it holds."""
         self._has_failed = True
-        self._health.suspect()
-        self._versions_changed.notify()
-
-    async def run_forever(self) -> None:
-        """Reconcile until cancelled. Failures are logged and tried again."""
-        while True:
-            # Read first, so that a notification during the round starts the next one at once.
-            seen = self._versions_changed.count
-            try:
-                await self.reconcile()
-            except StoreUnavailable as error:
-                _LOG.warning("adapters wait for the store", error=error.message)
-            except Exception:  # noqa: BLE001  (recorded, and the next round may do better)
-                _LOG.exception("adapter round failed")
-            await self._versions_changed.wait(self._interval, since=seen)
+        super().recheck_engine()
 
     async def reconcile(self) -> None:
-        """Ask the engine what it holds, load the head if new calls do not name it yet, and unload what is not used.
-
-        Raises StoreUnavailable.
-        """
-        info = await self._health.ask()
+        info = await self._ask()
         if info is None:
-            if self._health.is_lost:
-                await self._faults.engine_died()
-                await self._health.report_lost(self._health.problem or "the engine does not answer")
             return
         target = await self._records.read_target()
         if (problem := await self._problem(info, target)) is not None:
@@ -163,9 +89,7 @@ class AdapterController:
         if loaded is None:
             await self._health.report_lost(self.alert or "the engine holds no version of this run")
             return
-        if loaded != target.recorded and loaded == self._newest():
-            await self._records.record_served(loaded, previous=target.recorded, swap_seconds=None)
-        await self._health.report_ready(loaded)
+        await self._report(loaded, target, swap_seconds=None)
         await self._unload_retired(info)
 
     def _is_gone(self, info: EngineInfo) -> bool:
@@ -184,13 +108,6 @@ class AdapterController:
         if parse_weight_label(info.weight_label) is not None:
             return _NOT_THE_BASE
         return await self._base_model.problem(info, target.base_model)
-
-    async def _may_load(self, target: Target) -> bool:
-        try:
-            return await self._check.passed(target)
-        except (WeightsRejected, StorageUnavailable) as error:
-            await self._faults.check_failed(target.version, error)
-            return False
 
     async def _serve(self, target: Target, info: EngineInfo) -> None:
         """Load and prove the target, and let new calls name it."""

@@ -12,15 +12,11 @@ from proxy.engines.place import EngineLoad
 from proxy.engines.protocol import Engine
 from proxy.engines.watch import EngineWatch
 from proxy.log import logger
-from proxy.serving.adapter_runs import AdapterController
-from proxy.serving.reconciler import SwapController
+from proxy.serving.controller import RunController
 
 # Longest wait until calls of a run that left the engine end, before another run's weights are loaded: as long as an
 # engine may take for an answer that is not streamed.
 _VACATE_SECONDS = 600.0
-
-RunController = SwapController | AdapterController
-"""Keeps one engine at the head of one run."""
 
 _LOG = logger(__name__)
 
@@ -82,7 +78,7 @@ class PooledEngine:
     def alerts(self) -> list[str]:
         """Why the engine does not serve the newest version of a run, although it serves an older one."""
         serving = [each for each in self.controllers.values() if each.version is not None]
-        return [each.alert for each in serving if isinstance(each, AdapterController) and each.alert is not None]
+        return [each.alert for each in serving if each.alert is not None]
 
     def recheck(self) -> None:
         """Ask the engine at once what it holds."""

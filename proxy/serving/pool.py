@@ -22,9 +22,10 @@ from proxy.lifecycle.signals import Signals
 from proxy.overview.views import EngineView
 from proxy.runs.service import RunDirectory, RunView
 from proxy.serving.adapter_runs import AdapterController
-from proxy.serving.member import EngineSpec, PooledEngine, RunController
+from proxy.serving.controller import NO_OBSERVER, ControllerSetup, RunController, SwapObserver
+from proxy.serving.member import EngineSpec, PooledEngine
 from proxy.serving.placement import PlaceableEngine, PlaceableRun, place_runs
-from proxy.serving.reconciler import NO_OBSERVER, SwapController, SwapObserver
+from proxy.serving.reconciler import SwapController
 from proxy.serving.routing import choose_engine
 from proxy.settings import EngineSettings
 from proxy.versions.inspector import WeightsInspector
@@ -143,9 +144,7 @@ class EnginePool:
 
     def formats(self, run_id: RunId) -> tuple[WeightsFormat, ...] | None:
         """Return the formats that every engine of the run loads; None while none has reported them."""
-        reported = [
-            formats for each in self._serving.get(run_id, ()) if (formats := each.formats(run_id)) is not None
-        ]
+        reported = [formats for each in self._serving.get(run_id, ()) if (formats := each.formats) is not None]
         return tuple(one for one in reported[0] if all(one in each for each in reported)) if reported else None
 
     def unserved_reason(self, run: RunView) -> str:
@@ -241,15 +240,16 @@ class EnginePool:
 
     def _new_controller(self, member: PooledEngine, run_id: RunId) -> RunController:
         kind = AdapterController if run_id in self._by_adapter else SwapController
-        return kind(
-            database=self._database,
+        setup = ControllerSetup(
             engine=member.engine,
             load=member.load,
+            run_id=run_id,
+            database=self._database,
             signals=self._signals,
             clock=self._clock,
-            run_id=run_id,
             inspector=self._inspector,
             health_interval_seconds=self._settings.health_interval_seconds,
             observer=self._observer,
             newest=lambda: self.serving(run_id),
         )
+        return kind(setup)

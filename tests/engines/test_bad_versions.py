@@ -27,6 +27,7 @@ from proxy.engines.protocol import LabelSpan
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import WeightsRejected
 from proxy.serving import checks
+from proxy.serving.controller import ControllerSetup
 from proxy.serving.reconciler import SwapController
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.service import VersionService
@@ -60,7 +61,7 @@ class Deployment:
         inspector = WeightsInspector(storage)
         self.versions = VersionService(**parts, inspector=inspector)
         self.careless = VersionService(**parts, inspector=Unchecked(storage))
-        self.swaps = SwapController(
+        setup = ControllerSetup(
             **parts,
             engine=engine,
             load=new_load(),
@@ -68,6 +69,7 @@ class Deployment:
             inspector=inspector,
             health_interval_seconds=0.1,
         )
+        self.swaps = SwapController(setup)
 
     def copy(self, name: str) -> Path:
         """Return a version's directory with the weights of model `b`."""
@@ -97,7 +99,7 @@ async def deployment(
         await found.reconcile()
         await found.commit(reference(found.copy("good")))
         await found.reconcile()
-        assert found.swaps.serving(world.run_id) == 1
+        assert found.swaps.version == 1
         yield found
 
 
@@ -181,7 +183,7 @@ async def test_bad_weights_never_reach_an_engine(deployment: Deployment, referen
     newest = await deployment.newest()
     assert (newest.version, newest.state) == (2, "rejected")
     assert reason in str(newest.rejected_because)
-    assert deployment.swaps.serving(deployment.world.run_id) == 1
+    assert deployment.swaps.version == 1
     assert (await deployment.versions.head(deployment.world.run)).version == 1
     answer = await collect(deployment.engine, ask())
     assert answer.ids == reference_b.greedy(PROMPT, 16)
@@ -189,7 +191,7 @@ async def test_bad_weights_never_reach_an_engine(deployment: Deployment, referen
 
     await deployment.commit(reference(deployment.copy("next")))
     await deployment.reconcile()
-    assert deployment.swaps.serving(deployment.world.run_id) == 3
+    assert deployment.swaps.version == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -197,5 +199,5 @@ async def test_good_weights_of_another_dtype_are_served(deployment: Deployment, 
     narrow = rewritten(lambda made: {name: each.to(dtype) for name, each in made.items()})
     await deployment.commit(narrow(deployment.copy("narrow")))
     await deployment.reconcile()
-    assert deployment.swaps.serving(deployment.world.run_id) == 2
+    assert deployment.swaps.version == 2
     assert len((await collect(deployment.engine, ask())).ids) == 16

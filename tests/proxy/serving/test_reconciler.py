@@ -10,12 +10,12 @@ import pytest
 
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimRequest
-from proxy.contract.identifiers import RunId
 from proxy.contract.policy import WeightsFormat, WeightsReference, weight_label
 from proxy.database.tables import PolicyVersionRow
 from proxy.engines.protocol import PauseMode
 from proxy.errors import BaseRlError, EngineFailed, EngineTimeout, EngineUnavailable
 from proxy.serving import checks, faults
+from proxy.serving.controller import ControllerSetup
 from proxy.serving.reconciler import SwapController
 from proxy.versions.inspector import WeightsInspector
 from tests.fakes.engine import FakeEngine
@@ -104,7 +104,7 @@ class Bench:
     def controller(
         self, health_interval_seconds: float = 0.01, inspector: WeightsInspector | None = None
     ) -> SwapController:
-        return SwapController(
+        setup = ControllerSetup(
             database=self.world.database,
             engine=self.engine,
             signals=self.world.signals,
@@ -115,6 +115,7 @@ class Bench:
             health_interval_seconds=health_interval_seconds,
             observer=self.heard,
         )
+        return SwapController(setup)
 
     async def commit(self, form: WeightsFormat = WeightsFormat.HUGGINGFACE) -> WeightsReference:
         await self.world.ready()
@@ -128,9 +129,8 @@ class Bench:
     def label(self, version: int) -> str:
         return weight_label(self.world.run_id, version)
 
-    @property
     def serving(self) -> int | None:
-        return self.swaps.serving(self.world.run_id)
+        return self.swaps.version
 
     async def states(self) -> list[str]:
         return [row.state for row in await self.rows()]
@@ -162,15 +162,14 @@ def bench(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Benc
 
 
 async def test_nothing_is_served_before_the_engine_was_asked(bench: Bench) -> None:
-    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    assert bench.serving() is None
 
 
 async def test_a_fresh_engine_is_labelled_and_not_reloaded(bench: Bench) -> None:
     await bench.swaps.reconcile()
     assert bench.engine.label == bench.label(0)
     assert bench.engine.loads() == []
-    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
-    assert bench.swaps.serving(RunId("run_other")) is None
+    assert bench.serving() == 0
     assert bench.heard.seconds == []
 
 
@@ -178,7 +177,7 @@ async def test_an_engine_with_another_model_gets_the_base_model(bench: Bench) ->
     bench.engine.model_path = "other/model"
     await bench.swaps.reconcile()
     assert ("load_weights", ("base/model", bench.label(0))) in bench.engine.calls
-    assert bench.serving == 0
+    assert bench.serving() == 0
 
 
 async def test_a_commit_is_swapped_in(bench: Bench) -> None:
@@ -192,7 +191,7 @@ async def test_a_commit_is_swapped_in(bench: Bench) -> None:
         ("load_weights", (weights.uri, bench.label(1))),
         ("resume", None),
     ]
-    assert bench.serving == 1
+    assert bench.serving() == 1
     assert (await bench.world.current_run()).serving_version == 1
     assert await bench.states() == ["retired", "serving"]
     row = (await bench.world.rows(PolicyVersionRow))[1]
@@ -210,20 +209,19 @@ async def test_an_adapter_is_loaded_by_an_engine_that_takes_adapters(bench: Benc
     weights = await bench.commit(WeightsFormat.ADAPTER)
     await bench.swaps.reconcile()
     assert ("load_weights", (weights.uri, bench.label(1))) in bench.engine.calls
-    assert bench.serving == 1
+    assert bench.serving() == 1
 
 
 async def test_the_formats_that_the_engine_loads_are_those_it_reports(bench: Bench) -> None:
-    formats = [bench.swaps.formats(bench.world.run_id)]
+    formats = [bench.swaps.formats]
     for bench.engine.adapters in (True, False):
         await bench.swaps.reconcile()
-        formats.append(bench.swaps.formats(bench.world.run_id))
+        formats.append(bench.swaps.formats)
     bench.engine.down = True
     await bench.swaps.reconcile()
-    formats.append(bench.swaps.formats(bench.world.run_id))
+    formats.append(bench.swaps.formats)
     whole = (WeightsFormat.HUGGINGFACE,)
     assert formats == [None, (*whole, WeightsFormat.ADAPTER), whole, None]
-    assert bench.swaps.formats(RunId("run_other")) is None
 
 
 async def test_an_engine_of_whole_weights_is_never_given_an_adapter(bench: Bench) -> None:
@@ -232,12 +230,12 @@ async def test_an_engine_of_whole_weights_is_never_given_an_adapter(bench: Bench
     await bench.swaps.reconcile()
     await bench.commit(WeightsFormat.ADAPTER)
     await bench.swaps.reconcile()
-    assert (bench.engine.loads(), bench.serving) == ([], 0)
+    assert (bench.engine.loads(), bench.serving()) == ([], 0)
     (event,) = await bench.world.events("version.load_failed")
     assert "trainer.adapter.publish = merged" in event["error"]
     await bench.commit()
     await bench.swaps.reconcile()
-    assert (bench.engine.loads(), bench.serving) == ([bench.label(2)], 2)
+    assert (bench.engine.loads(), bench.serving()) == ([bench.label(2)], 2)
 
 
 async def test_the_old_version_serves_while_the_new_one_loads(bench: Bench) -> None:
@@ -246,10 +244,10 @@ async def test_the_old_version_serves_while_the_new_one_loads(bench: Bench) -> N
     bench.engine.may_load.clear()
     swap = asyncio.create_task(bench.swaps.reconcile())
     await bench.engine.loading.wait()
-    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+    assert bench.serving() == 0
     bench.engine.may_load.set()
     await swap
-    assert bench.serving == 1
+    assert bench.serving() == 1
 
 
 async def test_only_the_newest_version_is_loaded(bench: Bench) -> None:
@@ -271,11 +269,11 @@ async def test_a_restarted_engine_is_reloaded_before_it_serves(bench: Bench) -> 
     bench.engine.loading.clear()
     reload = asyncio.create_task(bench.swaps.reconcile())
     await bench.engine.loading.wait()
-    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    assert bench.serving() is None
     bench.engine.may_load.set()
     await reload
     assert bench.engine.loads() == [bench.label(1), bench.label(1)]
-    assert bench.serving == 1
+    assert bench.serving() == 1
     assert len(await bench.world.events("version.served")) == 1
 
 
@@ -285,15 +283,15 @@ async def test_a_lost_engine_is_not_ready_until_it_holds_our_version(bench: Benc
     await bench.swaps.reconcile()
     bench.engine.down = True
     await bench.swaps.reconcile()
-    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    assert bench.serving() is None
     bench.engine.down = False
     bench.engine.restart()
     bench.engine.load_error = EngineFailed("bad weights")
     await bench.swaps.reconcile()
-    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    assert bench.serving() is None
     bench.engine.load_error = None
     async with bench.running():
-        await bench.until(lambda: bench.serving == 1)
+        await bench.until(lambda: bench.serving() == 1)
         async with asyncio.timeout(60):
             while len(await bench.world.events("engine.ready")) < 2:
                 await bench.world.signals.events.wait(0.01)
@@ -305,10 +303,10 @@ async def test_a_slow_engine_is_given_three_chances(bench: Bench) -> None:
     bench.engine.info_error = EngineTimeout("slow")
     for ready in (True, True, False):
         await bench.swaps.reconcile()
-        assert bench.swaps.engine_ready is ready
+        assert (bench.serving() is not None) is ready
     bench.engine.info_error = None
     await bench.swaps.reconcile()
-    assert bench.swaps.engine_ready
+    assert bench.serving() is not None
 
 
 async def test_a_failed_load_keeps_the_old_version(bench: Bench) -> None:
@@ -318,7 +316,7 @@ async def test_a_failed_load_keeps_the_old_version(bench: Bench) -> None:
     bench.engine.load_error = EngineFailed("shapes differ")
     await bench.swaps.reconcile()
     assert not bench.engine.is_stopped()
-    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+    assert bench.serving() == 0
     assert (await bench.world.current_run()).serving_version == 0
     assert await bench.states() == ["serving", "committed"]
     assert bench.heard.failures == 1
@@ -335,10 +333,10 @@ async def test_a_failed_load_is_tried_again(bench: Bench) -> None:
     await bench.commit()
     bench.engine.load_error = EngineFailed("shapes differ")
     await bench.swaps.reconcile()
-    assert bench.serving == 0
+    assert bench.serving() == 0
     bench.engine.load_error = None
     async with bench.running():
-        await bench.until(lambda: bench.serving == 1)
+        await bench.until(lambda: bench.serving() == 1)
 
 
 async def test_a_newer_version_is_tried_at_once_after_a_failed_one(bench: Bench) -> None:
@@ -349,7 +347,7 @@ async def test_a_newer_version_is_tried_at_once_after_a_failed_one(bench: Bench)
     bench.engine.load_error = None
     await bench.commit()
     await bench.swaps.reconcile()
-    assert bench.serving == 2
+    assert bench.serving() == 2
 
 
 async def test_an_engine_that_dies_in_a_swap(bench: Bench) -> None:
@@ -362,11 +360,11 @@ async def test_an_engine_that_dies_in_a_swap(bench: Bench) -> None:
     bench.engine.down = True
     bench.engine.may_load.set()
     await swap
-    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    assert bench.serving() is None
     bench.engine.down, bench.engine.load_error = False, None
     bench.engine.restart()
     async with bench.running():
-        await bench.until(lambda: bench.serving == 1)
+        await bench.until(lambda: bench.serving() == 1)
     assert not bench.engine.is_stopped()
 
 
@@ -376,7 +374,7 @@ async def test_a_resume_that_fails_is_tried_again(bench: Bench) -> None:
     bench.engine.failing_resumes = 3
     await bench.swaps.reconcile()
     assert not bench.engine.is_stopped()
-    assert bench.serving == 1
+    assert bench.serving() == 1
 
 
 async def test_an_engine_that_cannot_be_resumed_is_not_ready(bench: Bench) -> None:
@@ -385,10 +383,10 @@ async def test_an_engine_that_cannot_be_resumed_is_not_ready(bench: Bench) -> No
     bench.engine.failing_resumes = 7
     await bench.swaps.reconcile()
     assert bench.engine.is_stopped()
-    assert not bench.swaps.engine_ready
+    assert bench.serving() is None
     await bench.swaps.reconcile()
     assert not bench.engine.is_stopped()
-    assert (bench.swaps.engine_ready, bench.serving) == (True, 1)
+    assert bench.serving() == 1
     assert await bench.states() == ["retired", "serving"]
 
 
@@ -407,7 +405,7 @@ async def test_a_proxy_that_died_in_a_swap_left_the_engine_paused(bench: Bench) 
     bench.engine.stopped = True
     await bench.swaps.reconcile()
     assert not bench.engine.is_stopped()
-    assert bench.serving == 0
+    assert bench.serving() == 0
 
 
 async def test_a_swap_that_was_not_written_down_is_written_down_later(bench: Bench) -> None:
@@ -426,34 +424,34 @@ async def test_weights_of_another_run_or_of_a_lost_future_are_replaced(bench: Be
         bench.engine.label = label
         await bench.swaps.reconcile()
         assert bench.engine.label == bench.label(0)
-        assert bench.serving == 0
+        assert bench.serving() == 0
 
 
 async def test_the_loop_swaps_as_soon_as_a_version_is_committed(bench: Bench) -> None:
     bench.swaps = bench.controller(health_interval_seconds=3600.0)
     async with bench.running():
-        await bench.until(lambda: bench.serving == 0)
+        await bench.until(lambda: bench.serving() == 0)
         for version in (1, 2):
             await bench.commit()
-            await bench.until(lambda wanted=version: bench.serving == wanted)  # type: ignore[misc]
+            await bench.until(lambda wanted=version: bench.serving() == wanted)  # type: ignore[misc]
 
 
 async def test_one_lost_connection_does_not_interrupt_other_calls(bench: Bench) -> None:
     await bench.swaps.reconcile()
     bench.swaps.recheck_engine()
-    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+    assert bench.serving() == 0
     await bench.swaps.reconcile()
-    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+    assert bench.serving() == 0
     assert not await bench.world.events("engine.lost")
 
 
 async def test_after_a_lost_connection_the_engine_is_asked_at_once(bench: Bench) -> None:
     bench.swaps = bench.controller(health_interval_seconds=3600.0)
     async with bench.running():
-        await bench.until(lambda: bench.serving == 0)
+        await bench.until(lambda: bench.serving() == 0)
         bench.engine.down = True
         bench.swaps.recheck_engine()
-        await bench.until(lambda: not bench.swaps.engine_ready)
+        await bench.until(lambda: bench.serving() is None)
 
 
 async def test_an_engine_that_loses_a_connection_and_then_does_not_answer_is_lost(bench: Bench) -> None:
@@ -461,7 +459,7 @@ async def test_an_engine_that_loses_a_connection_and_then_does_not_answer_is_los
     bench.engine.info_error = EngineTimeout("slow")
     bench.swaps.recheck_engine()
     await bench.swaps.reconcile()
-    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    assert bench.serving() is None
 
 
 async def test_an_engine_that_restarted_after_a_lost_connection_serves_no_version_until_it_is_reloaded(
@@ -476,10 +474,10 @@ async def test_an_engine_that_restarted_after_a_lost_connection_serves_no_versio
     bench.swaps.recheck_engine()
     reload = asyncio.create_task(bench.swaps.reconcile())
     await bench.engine.loading.wait()
-    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    assert bench.serving() is None
     bench.engine.may_load.set()
     await reload
-    assert bench.serving == 1
+    assert bench.serving() == 1
 
 
 async def test_a_version_that_the_engine_was_never_given_is_not_blamed_for_its_death(bench: Bench) -> None:
@@ -499,7 +497,7 @@ async def test_the_loop_survives_whatever_happens(bench: Bench) -> None:
         await asyncio.sleep(0)
         await bench.world.signals.versions.wait(0.03)
         bench.engine.info_error = None
-        await bench.until(lambda: bench.serving == 0)
+        await bench.until(lambda: bench.serving() == 0)
 
 
 async def damage(weights: WeightsReference) -> None:
@@ -523,7 +521,7 @@ async def test_files_that_changed_since_their_commit_never_reach_an_engine(bench
     await damage(bad)
     await settled(bench)
     assert bench.engine.loads() == [bench.label(1)]
-    assert (bench.swaps.engine_ready, bench.serving) == (True, 1)
+    assert bench.serving() == 1
     assert await bench.states() == ["retired", "serving", "rejected"]
     assert bench.heard.failures == 1
     (event,) = await bench.world.events("version.rejected")
@@ -541,13 +539,13 @@ async def test_a_restarted_engine_gets_the_newest_good_version(bench: Bench) -> 
     await bench.swaps.reconcile()
     made = [await bench.commit() for _ in range(3)]
     await bench.swaps.reconcile()
-    assert bench.serving == 3
+    assert bench.serving() == 3
     for weights in made[1:]:
         await damage(weights)
     bench.engine.restart()
     await settled(bench, 4)
     assert bench.engine.loads() == [bench.label(3), bench.label(1)]
-    assert (bench.swaps.engine_ready, bench.serving) == (True, 1)
+    assert bench.serving() == 1
     assert await bench.states() == ["retired", "serving", "rejected", "rejected"]
 
 
@@ -555,7 +553,7 @@ async def test_without_any_good_version_the_base_model_serves(bench: Bench) -> N
     await bench.swaps.reconcile()
     await damage(await bench.commit())
     await settled(bench)
-    assert bench.serving == 0
+    assert bench.serving() == 0
     assert (await bench.versions.head(bench.world.run)).weights is None
 
 
@@ -591,7 +589,7 @@ async def test_a_version_that_killed_engines_is_not_loaded_again(bench: Bench, d
     bench.engine.restart()
     bench.engine.down = False
     await settled(bench)
-    assert bench.serving == 1
+    assert bench.serving() == 1
     assert bench.engine.loads().count(bench.label(2)) == tries
 
 
@@ -650,7 +648,7 @@ async def test_a_version_that_engines_refuse_again_and_again_is_given_up(bench: 
     (event,) = await bench.world.events("version.rejected")
     assert event["reason"] == "it could not be loaded, 5 times in a row: shapes differ"
     assert len(await bench.world.events("version.load_failed")) == bench.heard.failures == 5
-    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+    assert bench.serving() == 0
 
 
 @pytest.mark.parametrize("what", ["version", "storage"])
@@ -669,7 +667,7 @@ async def test_weights_that_are_gone_are_waited_for(bench: Bench, what: str) -> 
                 await bench.world.signals.events.wait(0.05)
         if what == "storage":
             away.rename(gone)
-            await bench.until(lambda: bench.serving == 1)
+            await bench.until(lambda: bench.serving() == 1)
             assert not await bench.world.events("version.rejected")
 
 
@@ -687,11 +685,11 @@ async def test_the_engine_is_watched_while_a_large_version_is_checked(
     bench.swaps = bench.controller(inspector=SlowInspector(bench.directory))
     monkeypatch.setattr(checks, "PATIENCE_SECONDS", 0.01)
     await bench.swaps.reconcile()
-    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+    assert bench.serving() == 0
     bench.engine.down = True
     await bench.swaps.reconcile()
-    assert not bench.swaps.engine_ready
+    assert bench.serving() is None
     bench.engine.down = False
     checked.set()
     async with bench.running():
-        await bench.until(lambda: bench.serving == 1)
+        await bench.until(lambda: bench.serving() == 1)

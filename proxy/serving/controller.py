@@ -1,0 +1,165 @@
+"""What the controllers of whole weights and of adapters share: one engine, kept at the head of one run, in rounds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from proxy.clock import Clock
+from proxy.contract.identifiers import RunId
+from proxy.contract.policy import WeightsFormat
+from proxy.database.unit_of_work import Database
+from proxy.engines.place import EngineLoad, EnginePlace
+from proxy.engines.protocol import Engine, EngineInfo
+from proxy.errors import StorageUnavailable, StoreUnavailable, WeightsRejected
+from proxy.lifecycle.signals import Signals
+from proxy.log import logger
+from proxy.serving.base_models import BaseModelCheck
+from proxy.serving.checks import TargetCheck
+from proxy.serving.faults import VersionFaults
+from proxy.serving.health import EngineHealth
+from proxy.serving.records import ServingRecords, Target
+from proxy.versions.inspector import WeightsInspector
+from proxy.versions.rejections import Rejections
+
+_LOG = logger(__name__)
+
+
+class SwapObserver(Protocol):
+    """Observer of swaps, for metrics. Its methods must neither raise nor wait."""
+
+    def swap_finished(self, seconds: float) -> None: ...
+
+    def swap_failed(self) -> None: ...
+
+    def weights_wrong(self) -> None: ...
+
+
+class _NoObserver:
+    def swap_finished(self, seconds: float) -> None: ...
+
+    def swap_failed(self) -> None: ...
+
+    def weights_wrong(self) -> None: ...
+
+
+NO_OBSERVER: SwapObserver = _NoObserver()
+
+
+class ControllerSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a controller works with: an engine with its load, a run, and the services of the proxy.
+
+    `newest` returns the newest version of the run that any engine serves; None: the run has no other engine.
+    """
+
+    engine: Engine
+    load: EngineLoad
+    run_id: RunId
+    database: Database
+    signals: Signals
+    clock: Clock
+    inspector: WeightsInspector
+    health_interval_seconds: float
+    observer: SwapObserver = NO_OBSERVER
+    newest: Callable[[], int | None] | None = None
+
+
+class RunController(ABC):
+    """Keeps one engine at the head of one run. Start `run_forever` as a task; cancel it to end."""
+
+    def __init__(self, setup: ControllerSetup) -> None:
+        run_id, signals = setup.run_id, setup.signals
+        self.place = EnginePlace(setup.engine, setup.load)
+        self.alert: str | None = None
+        """Why the newest version must not be served from this engine, although an older one may be."""
+        self._engine = setup.engine
+        self._run_id = run_id
+        self._versions_changed = signals.versions
+        self._interval = setup.health_interval_seconds
+        self._observer = setup.observer
+        self._newest = setup.newest or (lambda: self.version)
+        self._records = ServingRecords(database=setup.database, signals=signals, clock=setup.clock, run_id=run_id)
+        self._health = EngineHealth(setup.engine, self._records, run_id)
+        self._base_model = BaseModelCheck()
+        self._check = TargetCheck(setup.inspector, finished=signals.versions.notify)
+        self._faults = VersionFaults(
+            self._records,
+            Rejections(database=setup.database, signals=signals, clock=setup.clock, run_id=run_id),
+            retry_seconds=self._interval,
+            swap_failed=self._observer.swap_failed,
+        )
+
+    @property
+    def version(self) -> int | None:
+        """The version of the run that new calls get here; None while there is none or the engine is down."""
+        return self._health.version
+
+    @property
+    def engine_problem(self) -> str | None:
+        """The reason why the engine takes no calls of the run; None while it does, and before it was first asked."""
+        return self._health.problem if self._health.version is None else None
+
+    @property
+    @abstractmethod
+    def formats(self) -> tuple[WeightsFormat, ...] | None:
+        """The formats that the engine loads for this run; None while the engine has not reported them."""
+
+    @abstractmethod
+    async def reconcile(self) -> None:
+        """Ask the engine what it holds, load the head if it does not serve it, and record which version is served.
+
+        Raises StoreUnavailable.
+        """
+
+    def recheck_engine(self) -> None:
+        """Ask the engine at once what it holds, because a call has lost its connection or the engine hung or came
+        back.
+
+        Other calls continue until the answer, or its absence, says otherwise.
+        """
+        # Safe even if the engine has restarted with other weights: a turn takes its versions from the labels in the
+        # engine's own reply, and a reply whose labels are no versions of this run is refused (`calls/capture.py`). No
+        # token is recorded under a version that did not produce it.
+        self._health.suspect()
+        self._versions_changed.notify()
+
+    async def run_forever(self) -> None:
+        """Reconcile until cancelled. Failures are logged and tried again."""
+        while True:
+            # Read first, so that a notification during the round starts the next one at once.
+            seen = self._versions_changed.count
+            try:
+                await self.reconcile()
+            except StoreUnavailable as error:
+                _LOG.warning("loading versions waits for the store", error=error.message)
+            except Exception:  # noqa: BLE001  (recorded, and the next round may do better)
+                _LOG.exception("a round of loading versions failed")
+            await self._versions_changed.wait(self._interval, since=seen)
+
+    async def _ask(self) -> EngineInfo | None:
+        """Ask the engine what it holds; None without an answer. A loss may be the fault of the version it was
+        given."""
+        info = await self._health.ask()
+        if info is None and self._health.is_lost:
+            await self._faults.engine_died()
+            await self._health.report_lost(self._health.problem or "the engine does not answer")
+        return info
+
+    async def _may_load(self, target: Target) -> bool:
+        """Return whether the target's files are good. While their check runs, they are not; its end wakes the
+        loop."""
+        try:
+            return await self._check.passed(target)
+        except (WeightsRejected, StorageUnavailable) as error:
+            await self._faults.check_failed(target.version, error)
+            return False
+
+    async def _report(self, loaded: int, target: Target, *, swap_seconds: float | None) -> None:
+        """Record that the engine serves `loaded`, if the store has another version, and that it is ready."""
+        # An engine that could not load what another engine of the run serves must not put the record back.
+        if loaded != target.recorded and loaded == self._newest():
+            await self._records.record_served(loaded, previous=target.recorded, swap_seconds=swap_seconds)
+        await self._health.report_ready(loaded)
