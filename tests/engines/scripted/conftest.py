@@ -33,6 +33,9 @@ class ScriptedReference:
     def greedy(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
         return (self._ids * (count // len(self._ids) + 1))[:count]
 
+    def greedy_after(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> tuple[int, ...]:
+        return self.greedy(prompt, len(output))
+
     def of_output(self, prompt: tuple[int, ...], output: tuple[int, ...], temperature: float = 1.0) -> list[float]:
         return [-1.0] * len(output)
 

@@ -146,7 +146,9 @@ class World:
         return await self.database.read(lambda connection: connection.execute(statement).one())
 
     async def rows(self, table: type[Base]) -> list[Any]:
-        return await self.database.read(lambda connection: list(connection.execute(select(table.__table__)).all()))
+        """Return all rows of the table by their primary key: PostgreSQL keeps no order by itself."""
+        rows = select(table.__table__).order_by(*table.__table__.primary_key)
+        return await self.database.read(lambda connection: list(connection.execute(rows).all()))
 
     async def events(self, kind: str) -> list[dict[str, Any]]:
         return [row.data for row in await self.rows(EventRow) if row.kind == kind]
