@@ -177,12 +177,18 @@ class ProxyClient:
         while True:
             try:
                 return self._send(method, path, message, answer_timeout)
+            except RunArchived as error:
+                # A trainer of one run waits, as it does while the run is paused: if it ended, its supervisor would
+                # restart it again and again. A trainer of several runs has a patience, and lets this one go.
+                if self._closed or self.patience is not None:
+                    raise
+                _log.warning("the run is archived, waiting", request=f"{method} {path}", reason=str(error))
             except ProxySilent as error:
                 if self._closed or (self.patience is not None and time.monotonic() - began >= self.patience):
                     raise
                 _log.warning("the proxy does not answer, trying again", request=f"{method} {path}", reason=str(error))
-                self.pause(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+            self.pause(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _once(self, method: str, path: str, message: Any, kind: type[_Message], timeout: float) -> _Message:
         return _decoded(self._send(method, path, message, timeout), kind, f"{method} {path}")
@@ -252,9 +258,7 @@ def _refusal(answer: httpx.Response, request: str, run: str | None) -> TrainerEr
     said = f"{request} answered {answer.status_code}: {_message_of(answer)}"
     if answer.status_code == httpx.codes.CONFLICT:
         return ClaimLost(said)
-    # 410: the run is archived. Its trainer waits, as it does while a run is paused, and goes on once the run is
-    # unarchived. One that ended would be restarted by its supervisor again and again.
-    if answer.status_code >= 500 or answer.status_code in {408, 410, 425, 429}:
+    if answer.status_code >= 500 or answer.status_code in {408, 425, 429}:
         return ProxySilent(said)
     if answer.status_code == httpx.codes.GONE:
         return RunArchived(said)
