@@ -92,12 +92,10 @@ async def build_services(
     signals = Signals()
     credentials = Credentials(database, secret, clock, outlive_store=outlive_store)
     runs = RunDirectory(database, clock)
-    run = await begin_run(settings, runs, credentials)
     limits = RunLimits(database, clock, observer=metrics)
     stack.push_async_callback(limits.aclose)
     sessions = SessionService(database, runs, credentials, signals, clock, observer=metrics, limits=limits)
     feedback = FeedbackService(database, signals, clock, observer=metrics)
-    await feedback.apply_changed_rules()
     asked = AskedBatches()
     inspector = WeightsInspector(settings.weights_dir)
     stack.push_async_callback(inspector.aclose)
@@ -128,8 +126,11 @@ async def build_services(
         limits=limits,
         faults=faults,
     )
-    await calls.runtimes.load(run)  # now: a model that cannot be loaded must end the start
+    # After the engines: a wrong address or model must end the start before anything of it is in the store.
+    run = await begin_run(settings, runs, credentials, calls.runtimes.check)
+    await calls.runtimes.load(run)
     await begin_other_runs(settings, runs, calls.runtimes.check)
+    await feedback.apply_changed_rules()
     await engines.refresh()
     signals.erasures.listen(calls.forget)
     signals.requested_erasures.listen(calls.forget_texts)

@@ -76,14 +76,14 @@ async def open_database(settings: Settings) -> Database:
     return database
 
 
-async def begin_run(settings: Settings, runs: RunDirectory, credentials: Credentials) -> RunView:
-    """Return the run that is served, with its bootstrap keys registered.
+async def begin_run(settings: Settings, runs: RunDirectory, credentials: Credentials, check: CheckModel) -> RunView:
+    """Return the first run, with its bootstrap keys registered; `check` loads the model of a new or changed run.
 
     Raises ConfigurationError. A new run whose keys belong to another run was named by mistake: it is deleted again,
     so that the mistake leaves nothing behind.
     """
     known = {each.name for each in await runs.list_()}
-    run = await runs.ensure(settings.run)
+    run = await runs.ensure(settings.run, check=check)
     try:
         await _register_bootstrap_keys(settings, credentials, run)
     except ConfigurationError as error:
