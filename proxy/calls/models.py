@@ -11,10 +11,9 @@ import msgspec
 from proxy.auth.service import Principal
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
-from proxy.contract.states import RunState
 from proxy.engines.place import EnginePlace
 from proxy.engines.protocol import Engine
-from proxy.errors import EngineUnavailable, ModelNotFound, RunArchived, StoreUnavailable
+from proxy.errors import EngineUnavailable, ModelNotFound, StoreUnavailable
 from proxy.runs.service import RunDirectory, RunView
 
 # How old a run's row may be. A change of the run's settings reaches the next calls this late.
@@ -80,8 +79,7 @@ class ModelCatalog:
 
         Raise ModelNotFound for another name, EngineUnavailable while no engine serves the run, RunArchived.
         """
-        if run.state == RunState.ARCHIVED:
-            raise RunArchived(run.name)
+        run.refuse_archived()
         # Asked for every call, and not remembered with the run's row: a swap must reach the next call.
         version = self._swaps.serving(run.id)
         if version is None:
@@ -105,7 +103,7 @@ class ModelCatalog:
         """Return the runs that the key may list, without archived ones: its own, or all for a key that belongs to
         none."""
         runs = await self._runs.list_() if principal.run_id is None else [await self.run_of(principal)]
-        return [run for run in runs if run.state != RunState.ARCHIVED]
+        return [run for run in runs if not run.is_archived]
 
     def names_of(self, run: RunView) -> list[str]:
         """Return the names under which the run is listed; `served` takes them all."""

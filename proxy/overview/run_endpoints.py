@@ -139,7 +139,7 @@ async def delete_run(run: str, request: Request, who: Who) -> Response:
     require(who, PrincipalKind.ADMIN)
     runs = service(request, RunDirectory)
     run_id = (await runs.by_name_or_id(run)).id
-    await runs.delete(run_id, served=run_id if service(request, ServedRuns).is_placed(run_id) else "")
+    await runs.delete(run_id, is_served=service(request, ServedRuns).is_placed(run_id))
     return Response(status_code=204)
 
 

@@ -6,8 +6,7 @@ from fastapi import Request
 
 from proxy.auth.http import principal, require
 from proxy.auth.service import PrincipalKind
-from proxy.contract.states import RunState
-from proxy.errors import PermissionDenied, RunArchived
+from proxy.errors import PermissionDenied
 from proxy.http.services import service
 from proxy.runs.service import RunDirectory, RunView
 
@@ -15,8 +14,7 @@ from proxy.runs.service import RunDirectory, RunView
 async def trained_run(request: Request, name_or_id: str) -> RunView:
     """Return the run that the path names, as `trainers_run` does. Raise RunArchived if nothing is trained in it."""
     run = await trainers_run(request, name_or_id)
-    if run.state == RunState.ARCHIVED:
-        raise RunArchived(run.name)
+    run.refuse_archived()
     return run
 
 

@@ -12,9 +12,10 @@ from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId, new_run_id
+from proxy.contract.states import RunState
 from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
-from proxy.errors import Conflict, ModelNotFound, NotFound
+from proxy.errors import Conflict, ModelNotFound, NotFound, RunArchived
 from proxy.lifecycle.events import append_event
 from proxy.runs.repository import RunRepository
 from proxy.settings import ConfigurationError, RunSettings
@@ -31,6 +32,15 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     head_version: int
     serving_version: int
     created_at: float
+
+    @property
+    def is_archived(self) -> bool:
+        return self.state == RunState.ARCHIVED
+
+    def refuse_archived(self) -> None:
+        """Raise RunArchived if the run is archived."""
+        if self.is_archived:
+            raise RunArchived(self.name)
 
 
 CheckModel = Callable[[str, RunSettings], Awaitable[None]]
@@ -95,13 +105,13 @@ class RunDirectory:
             raise NotFound(f"there is no run {name_or_id!r}")
         return self._view(row)
 
-    async def delete(self, name_or_id: str, *, served: str) -> None:
-        """Delete a run that was created by mistake. `served` is the id of a run that an engine serves, or empty.
+    async def delete(self, name_or_id: str, *, is_served: bool) -> None:
+        """Delete a run that was created by mistake. `is_served`: an engine is there for it.
 
         Raise NotFound if there is no such run, Conflict if it is served or has sessions, claims or steps.
         """
         run = await self.by_name_or_id(name_or_id)
-        if run.id == served:
+        if is_served:
             raise Conflict(f"an engine serves the run {run.name!r}: free it by `base-rl runs archive {run.name}`")
 
         def delete(connection: Connection) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Sequence
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import WeightsFormat
-from proxy.contract.states import RunState
 from proxy.database.unit_of_work import Database
 from proxy.engines.activity import EngineActivity, EngineSlots
 from proxy.engines.place import EngineLoad, EnginePlace
@@ -165,7 +164,7 @@ class EnginePool:
 
     async def refresh(self) -> None:
         """Read the active runs and place them on the engines. Raises StoreUnavailable."""
-        runs = [run for run in await self._runs.list_() if run.state != RunState.ARCHIVED]
+        runs = [run for run in await self._runs.list_() if not run.is_archived]
         ids = {run.name: run.id for run in runs}
         self._names = {run.id: run.name for run in runs}
         self._by_adapter = frozenset(run.id for run in runs if run.settings.weights == "adapter")

@@ -12,9 +12,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, 
 
 from proxy.auth.http import principal, require
 from proxy.auth.service import PrincipalKind
-from proxy.contract.states import Outcome, RunState
+from proxy.contract.states import Outcome
 from proxy.contract.trajectory import Purpose
-from proxy.errors import InvalidRequest, RunArchived
+from proxy.errors import InvalidRequest
 from proxy.http.address import client_address
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
@@ -78,8 +78,7 @@ async def create_sessions(request: Request) -> JSONResponse:
     body = validated(CreateSessionBody, await _object(request))
     _check_group(body)
     run = await service(request, RunDirectory).by_id(str(who.run_id))
-    if run.state == RunState.ARCHIVED:
-        raise RunArchived(run.name)
+    run.refuse_archived()
     spec = SessionSpec(
         task=body.task,
         group=body.group,

@@ -22,9 +22,9 @@ async def test_a_claim_outlives_the_archiving_of_its_run(world: World, tmp_path:
     assert batch.claim_id is not None
     await RunSwitch(world.database, world.signals, world.clock).archive("policy")
     with pytest.raises(Conflict, match="a trainer works on trajectories"):
-        await world.runs.delete("policy", served="")
+        await world.runs.delete("policy", is_served=False)
     assert (await claims.claim(world.run, ClaimRequest(trainer="t", want=1))).claim_id is None
     reply = await versions_of(world).commit(world.run, commit_request([batch.claim_id], 0, publish(tmp_path)))
     assert reply.version == 1
     with pytest.raises(Conflict, match="base-rl runs archive policy"):
-        await world.runs.delete("policy", served="")
+        await world.runs.delete("policy", is_served=False)
