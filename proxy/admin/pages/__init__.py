@@ -1,0 +1,1 @@
+"""The pages under /admin, one module per concern."""

@@ -1,0 +1,66 @@
+"""What the modules of pages share: their routers, the signed-in visitor, and the run that a path names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, Request
+
+from proxy.admin.boundary import PageRoute
+from proxy.admin.sign_in import SignIn, Visitor, check_origin
+from proxy.errors import NotFound
+from proxy.http.services import service
+from proxy.overview.service import OverviewService
+from proxy.overview.views import RunSummary
+from proxy.settings import Settings
+
+PAGE_SIZE = 20
+"""Rows per page of a table."""
+
+
+def page_router() -> APIRouter:
+    """Return a router whose routes are pages below /admin."""
+    return APIRouter(prefix="/admin", route_class=PageRoute, include_in_schema=False)
+
+
+def _sign_in(request: Request) -> SignIn:
+    return service(request, SignIn)
+
+
+Entrance = Annotated[SignIn, Depends(_sign_in)]
+
+
+async def _visitor(request: Request, entrance: Entrance) -> Visitor:
+    return await entrance.visitor(request)
+
+
+Guest = Annotated[Visitor, Depends(_visitor)]
+
+
+def _own_origin(request: Request) -> None:
+    check_origin(request, service(request, Settings).server.public_url)
+
+
+OWN_ORIGIN = Depends(_own_origin)
+"""Refuses a changing request that another site's page sent."""
+
+
+async def visible_run(run: str, overview: OverviewService, visitor: Visitor) -> RunSummary:
+    """Return the run's summary. Raise NotFound if there is no such run or the visitor may not see it."""
+    summary = await overview.run(run)
+    # NotFound rather than PermissionDenied: a run key must not learn which other runs exist.
+    if not visitor.may_see(summary.id):
+        raise NotFound(f"there is no run {run!r}")
+    return summary
+
+
+def is_fragment(request: Request) -> bool:
+    """Return whether htmx asks for a part of a page."""
+    return request.headers.get("hx-request") == "true"
+
+
+def query_of(values: Mapping[str, Any]) -> str:
+    """Return the values as a query with its question mark; an empty text without values."""
+    return f"?{urlencode(values)}" if values else ""
