@@ -17,6 +17,7 @@ from proxy.calls.capture import Capture
 from proxy.calls.constraints import place_of
 from proxy.clock import Clock
 from proxy.contract.turn import TurnState
+from proxy.engines.fair_queue import FairShare
 from proxy.engines.faults import EngineFaults
 from proxy.engines.place import EnginePlace
 from proxy.engines.protocol import Engine, EngineChunk, EngineFinish, GenerateRequest
@@ -56,6 +57,7 @@ class Generation:
         captures: Sequence[Capture],
         *,
         place: EnginePlace,
+        share: FairShare,
         another_place: Callable[[EnginePlace], EnginePlace | None],
         clock: Clock,
         record: Record,
@@ -65,7 +67,8 @@ class Generation:
         engine_lost: Callable[[Engine], None],
         ended: Callable[[Generation], None],
     ) -> None:
-        """`another_place` finds an engine for a call whose own is down; `engine_lost` reports that one."""
+        """`share` is the run's at its engines. `another_place` finds an engine for a call whose own is down;
+        `engine_lost` reports that one."""
         self.head = head
         self.call = captures[0].plan.call
         self.abandoned = False
@@ -73,6 +76,7 @@ class Generation:
         """The answer once it is recorded. None for a generation that failed."""
         self._captures = tuple(captures)
         self._place = place
+        self._share = share
         self._another_place = another_place
         self._has_moved = False
         self._outstanding_tokens = sum(_outstanding_tokens(capture) for capture in captures)
@@ -268,7 +272,7 @@ class Generation:
         limit, satisfied = asyncio.timeout(None), False
         self._limits.append(limit)
         try:
-            async with limit, place.load.slots:
+            async with limit, place.load.slots.slot(self._share):
                 if self.abandoned:  # while it waited for a slot
                     return TurnState.TRUNCATED
                 self._started.add(plan.turn_id)

@@ -37,6 +37,7 @@ from proxy.calls.replay import Replayed, ReplayIndex, RequestMarks
 from proxy.calls.runtime import LoadTemplate, ModelRuntime, RunModel, Runtimes
 from proxy.calls.sampling import changes
 from proxy.clock import Clock
+from proxy.engines.fair_queue import FairShare
 from proxy.engines.faults import EngineFaults
 from proxy.errors import BaseRlError, NotFound, RateLimited, StoreUnavailable, Unavailable
 from proxy.http.workers import Workers
@@ -330,6 +331,7 @@ class CallService:
             head,
             [Capture(plan, runtime.decoder, output) for plan in plans],
             place=self.models.place(run, context.session.id),
+            share=FairShare(run.id, run.settings.limits.share),
             another_place=partial(self._swaps.another_place, run.id),
             clock=self._clock,
             record=partial(self._recorder.record, context),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 
@@ -48,19 +47,3 @@ class EngineActivity:
         """Return all figures at this moment."""
         seconds = self._elapsed() - self._began
         return EngineReading(process=self._process, seconds=seconds, busy_seconds=self.busy_seconds)
-
-
-class EngineSlots(asyncio.Semaphore):
-    """A semaphore for `count` generations at once. Only those within it count as active, not those that wait."""
-
-    def __init__(self, count: int, activity: EngineActivity) -> None:
-        super().__init__(count)
-        self._activity = activity
-
-    async def __aenter__(self) -> None:
-        await self.acquire()
-        self._activity.begin()
-
-    async def __aexit__(self, *raised: object) -> None:
-        self._activity.end()
-        self.release()

@@ -1,11 +1,11 @@
-"""Where calls are answered: an engine, the work that it has under way, and the adapter to ask for."""
+"""A place that answers calls: an engine, its calls under way, and the adapter that they name."""
 
 from __future__ import annotations
 
 import msgspec
 
-from proxy.engines.activity import EngineSlots
 from proxy.engines.protocol import Engine, EngineChunk
+from proxy.engines.slots import EngineSlots
 
 
 class EngineLoad:

@@ -80,13 +80,15 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     default. `adapters`: `load_weights` also accepts a directory with a LoRA adapter in peft's format, and serves it
     over the base model that its configuration names. `named_adapters`: `load_adapter` adds adapters to the loaded
     model by name. `adapter_names` are the adapters in memory; the engine may have put others aside, which it loads
-    again when a request names them."""
+    again when a request names them. `max_running` is the number of requests that it runs at once; None: it does not
+    report it."""
 
     model_path: str
     weight_label: str
     adapters: bool = False
     named_adapters: bool = False
     adapter_names: tuple[str, ...] = ()
+    max_running: int | None = None
 
 
 class Engine(Protocol):

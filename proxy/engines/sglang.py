@@ -15,6 +15,7 @@ import msgspec
 
 from proxy.bounded_cache import BoundedCache
 from proxy.engines.connections import Connections
+from proxy.engines.descriptions import ModelInfo, ServedModels, ServerInfo
 from proxy.engines.protocol import EngineChunk, EngineInfo, GenerateRequest, PauseMode
 from proxy.engines.replies import ReplyParser, failure_of, message_of, refusal_of
 from proxy.engines.requests import bounds_of, engine_request_id, generate_body
@@ -41,30 +42,6 @@ _CONTROL_SECONDS = 120.0
 _PAST_LABELS = 1024
 
 _Info = TypeVar("_Info")
-
-
-class _ModelInfo(msgspec.Struct, frozen=True):
-    model_path: str
-    weight_version: str
-
-
-class _ServerInfo(msgspec.Struct, frozen=True):
-    grammar_backend: str | None = None
-    enable_deterministic_inference: bool = False
-    adapters_from_disk: bool = False
-    enable_lora: bool | None = None
-
-
-class _ServedModel(msgspec.Struct, frozen=True):
-    """One entry of `/v1/models`: the base model, or an adapter, which has the base as its parent."""
-
-    id: str
-    root: str
-    parent: str | None = None
-
-
-class _ServedModels(msgspec.Struct, frozen=True):
-    data: list[_ServedModel]
 
 
 class SglangEngine:
@@ -104,6 +81,7 @@ class SglangEngine:
         self._draws_by_seed: bool | None = None
         self._takes_adapters = False
         self._names_adapters = False
+        self._max_running: int | None = None
         self._interim_key: str | None = None
         self._pause_mode: PauseMode | None = None
         self._aborts: set[asyncio.Task[None]] = set()
@@ -238,7 +216,7 @@ class SglangEngine:
 
     async def _adapter_paths(self) -> dict[str, str]:
         """Return the adapters in the engine's memory: their paths by name."""
-        models = await self._read("/v1/models", _ServedModels)
+        models = await self._read("/v1/models", ServedModels)
         return {each.id: each.root for each in models.data if each.parent is not None}
 
     async def info(self) -> EngineInfo:
@@ -250,6 +228,7 @@ class SglangEngine:
             adapters=self._takes_adapters,
             named_adapters=self._names_adapters,
             adapter_names=tuple(await self._adapter_paths()) if self._names_adapters else (),
+            max_running=self._max_running,
         )
 
     async def draws_by_seed(self) -> bool:
@@ -260,14 +239,15 @@ class SglangEngine:
         return bool(self._draws_by_seed)
 
     async def _read_server_info(self) -> None:
-        server = await self._read("/server_info", _ServerInfo)
+        server = await self._read("/server_info", ServerInfo)
         self._grammar_backend = server.grammar_backend or "none"
         self._draws_by_seed = server.enable_deterministic_inference
         self._takes_adapters = server.adapters_from_disk
         self._names_adapters = bool(server.enable_lora)
+        self._max_running = server.max_running
 
-    async def _model_info(self) -> _ModelInfo:
-        model = await self._read("/model_info", _ModelInfo)
+    async def _model_info(self) -> ModelInfo:
+        model = await self._read("/model_info", ModelInfo)
         if model.weight_version != self._label:
             self._choose_prefix_key(model.weight_version)
         return model

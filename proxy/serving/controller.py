@@ -146,6 +146,8 @@ class RunController(ABC):
         if info is None and self._health.is_lost:
             await self._faults.engine_died()
             await self._health.report_lost(self._health.problem or "the engine does not answer")
+        if info is not None:
+            self.place.load.slots.fit(info.max_running)
         return info
 
     async def _may_load(self, target: Target) -> bool:

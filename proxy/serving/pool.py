@@ -14,9 +14,10 @@ from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import WeightsFormat
 from proxy.database.unit_of_work import Database
-from proxy.engines.activity import EngineActivity, EngineSlots
+from proxy.engines.activity import EngineActivity
 from proxy.engines.place import EngineLoad, EnginePlace
 from proxy.engines.protocol import Engine
+from proxy.engines.slots import EngineSlots
 from proxy.lifecycle.signals import Signals
 from proxy.overview.views import EngineView
 from proxy.runs.service import RunDirectory, RunView

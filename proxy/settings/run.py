@@ -33,7 +33,8 @@ ImageMode = Literal["refuse", "name"]
 
 
 class LimitSettings(Section):
-    """Bounds on what the agents of a run may use, over all proxies on its store together. None: no bound."""
+    """Bounds on what the agents of a run may use, over all proxies on its store together. None: no bound. `share` is
+    no bound."""
 
     calls_per_minute: PositiveInt | None = None
     """Model calls that start."""
@@ -44,6 +45,9 @@ class LimitSettings(Section):
     """A burst may use the limit of this many seconds at once, and at least one call."""
     max_waiting: NonNegativeInt | None = None
     """While more trajectories than this wait for the trainer, no session is opened for training."""
+    share: float = Field(default=1.0, ge=0.01, le=100.0)
+    """Weight of the run at engines that have more calls than they can run at once: of two runs whose calls wait, the
+    one with twice the weight gets twice the time of the engine. A run alone gets all of it, whatever its weight."""
 
     @property
     def bound_calls(self) -> bool:

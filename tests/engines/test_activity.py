@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.engines.activity import EngineActivity, EngineSlots
+from proxy.engines.activity import EngineActivity
 
 SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=12)
 
@@ -25,32 +22,6 @@ def test_busy_seconds_are_those_that_any_generation_covers(spans: list[tuple[int
     now[0] = 100.0
     reading = activity.read()
     assert (reading.seconds, reading.busy_seconds) == (100.0, float(len(covered)))
-    assert activity.generations == 0
-
-
-async def test_calls_that_wait_for_a_slot_are_not_counted_at_the_engine() -> None:
-    activity = EngineActivity()
-    slots = EngineSlots(1, activity)
-    async with slots:
-        waiting = asyncio.create_task(slots.__aenter__())
-        await asyncio.sleep(0)
-        assert activity.generations == 1
-        waiting.cancel()
-        await asyncio.wait([waiting])
-    assert activity.generations == 0
-
-
-async def test_a_generation_that_fails_has_left_the_engine() -> None:
-    activity = EngineActivity()
-    slots = EngineSlots(1, activity)
-
-    async def fail() -> None:
-        async with slots:
-            raise ZeroDivisionError
-
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            await fail()
     assert activity.generations == 0
 
 

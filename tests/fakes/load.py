@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.engines.activity import EngineActivity, EngineSlots
+from proxy.engines.activity import EngineActivity
 from proxy.engines.place import EngineLoad
+from proxy.engines.slots import EngineSlots
 
 
 def new_load(slots: int = 64) -> EngineLoad:

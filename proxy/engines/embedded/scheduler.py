@@ -46,7 +46,7 @@ class Scheduler:
     ) -> None:
         self.model = model
         self.weight_label = weight_label
-        self._max_running = max_running
+        self.max_running = max_running
         self._max_total_tokens = max_total_tokens
         self._loop = loop
         self._paused = False
@@ -171,7 +171,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Prefill waiting requests together, oldest first, as slots and cache allow."""
-        while self._waiting and len(self._running) < self._max_running:
+        while self._waiting and len(self._running) < self.max_running:
             group = self._next_group()
             if not group:
                 return
@@ -192,7 +192,7 @@ class Scheduler:
         lengths: set[int] = set()
         longest_prompt = 0
         longest = max((each.position for each in self._running), default=0) + 2
-        while self._waiting and len(self._running) + len(group) < self._max_running:
+        while self._waiting and len(self._running) + len(group) < self.max_running:
             length = self._waiting[0].position + 1
             longest_prompt = max(longest_prompt, length)
             longest = max(longest, length + 1)

@@ -184,6 +184,7 @@ class EmbeddedEngine:
             "enable_lora": self._limits.loaded > 0,
             "max_loaded_loras": self._limits.loaded,
             "max_lora_rank": self._limits.rank,
+            "max_running_requests": self.scheduler.max_running,
             **await self._between_steps(self.scheduler.counts),
         }
 

@@ -119,7 +119,7 @@ async def test_an_engine_that_ignores_the_adapters_name_is_caught_and_serves_wha
     place = bench.pool.find_place(run.id)
     assert place is not None
     assert place.adapter is None
-    assert weight_label(run.id, 1) not in engine.loras
+    await bench.until(lambda: weight_label(run.id, 1) not in engine.loras)
     (event,) = await events(world, "engine.wrong_weights")
     assert (event["engine"], event["version"]) == ("fake://a", 1)
     engine.ignores_adapters = False

@@ -1,0 +1,50 @@
+"""An engine's descriptions of itself, with the fields that the proxy reads of them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """The answer of `/model_info`."""
+
+    model_path: str
+    weight_version: str
+
+
+class SchedulerState(msgspec.Struct, frozen=True):
+    """The state of one of SGLang's schedulers (`--dp-size`). Its bound also holds if no flag sets one."""
+
+    effective_max_running_requests_per_dp: int | None = None
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """The answer of `/server_info`: the flags that the engine was started with, and the state of its schedulers."""
+
+    grammar_backend: str | None = None
+    enable_deterministic_inference: bool = False
+    adapters_from_disk: bool = False
+    enable_lora: bool | None = None
+    max_running_requests: int | None = None
+    internal_states: list[SchedulerState] = []
+
+    @property
+    def max_running(self) -> int | None:
+        """The number of requests that run at once, over all schedulers; None if the engine does not report it."""
+        effective = [state.effective_max_running_requests_per_dp for state in self.internal_states]
+        bounds = [each for each in effective if each is not None]
+        return sum(bounds) if bounds else self.max_running_requests
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """One entry of `/v1/models`: the base model, or an adapter, which has the base as its parent."""
+
+    id: str
+    root: str
+    parent: str | None = None
+
+
+class ServedModels(msgspec.Struct, frozen=True):
+    """The answer of `/v1/models`."""
+
+    data: list[ServedModel]
