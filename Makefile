@@ -10,7 +10,7 @@ ENGINE ?= embedded
 PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-mismatch bench-async bench-trainer bench-gpu chaos checkpoint clean trace-call
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-gpu chaos checkpoint clean trace-call
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -117,6 +117,9 @@ bench-mismatch: setup  ## learning from a wrong engine, by correction, three see
 
 bench-async: setup  ## an agent whose tools take time, synchronously and not, three seeds -> benchmarks/results/async.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.asynchrony $(if $(SHORT),--short)
+
+bench-runs: setup sglang-cpu  ## eight adapter runs on one engine and one trainer, and four on the real SGLang -> benchmarks/results/runs.json (SHORT=1: does it run? ARGS="--engines embedded": a part)
+	$(BIN)/python -m benchmarks.runs $(if $(SHORT),--short) $(ARGS)
 
 bench-trainer: setup-dev  ## a training step packed, as trees and by TRL, per CPU-second -> benchmarks/results/trainer.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.trainer $(if $(SHORT),--short)

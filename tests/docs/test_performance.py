@@ -14,6 +14,7 @@ from benchmarks.learning import report as learning_report
 from benchmarks.learning.tasks import TASKS
 from benchmarks.mismatch import report as mismatch_report
 from benchmarks.proxy import report
+from benchmarks.runs import report as runs_report
 from benchmarks.store import report as store_report
 from benchmarks.targets import target_rows
 from benchmarks.trainer import report as trainer_report
@@ -146,6 +147,19 @@ def test_the_learning_curves_of_presets() -> None:
     for task in (task for task in TASKS if learning_report.by_preset(measured, task)):
         assert (ROOT / "docs" / "images" / f"learning-{task}.svg").exists()
         assert f"(images/learning-{task}.svg)" in text
+
+
+def test_many_runs() -> None:
+    if not (ROOT / "benchmarks" / "results" / "runs.json").exists():
+        assert "Many runs" not in sections(PAGE), "figures without a result file"
+        pytest.skip("not measured on an idle machine yet: make bench-runs, and put the section that it prints here")
+    measured = result("runs.json")
+    engines = [engine for engine in measured if engine != "machine"]
+    text = sections(PAGE)["Many runs"]
+    wanted = [row for engine in engines for row in runs_report.page_rows(measured[engine])]
+    wanted += target_rows([target for engine in engines for target in runs_report.judged(engine, measured[engine])])
+    assert rows(text) == wanted
+    assert f"on {measured['machine']['date']}" in " ".join(text.split())
 
 
 def test_a_wrong_engine() -> None:
