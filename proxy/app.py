@@ -36,8 +36,7 @@ from proxy.overview import run_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.retention import endpoints as keeping_endpoints
 from proxy.services import Services, build_services
-from proxy.serving.configured import FIRST_ENGINE
-from proxy.serving.member import EngineSpec
+from proxy.serving import endpoints as engine_endpoints
 from proxy.sessions import endpoints as session_endpoints
 from proxy.settings import ConfigurationError, ServerSettings, Settings, opentelemetry_is_set_up
 from proxy.steps import endpoints as step_endpoints
@@ -110,8 +109,8 @@ class Application(FastAPI):
             self.startup_error = error
             raise
 
-    def _make_engine(self, spec: EngineSpec) -> Engine:
-        return self._engines.get(spec.name) or SglangEngine(spec.url, self.settings.engine)
+    def _make_engine(self, url: str) -> Engine:
+        return self._engines.get(url) or SglangEngine(url, self.settings.engine)
 
     def begin_stop(self) -> None:
         """End event streams and the claims of trainers that wait for trajectories: they would keep their connections
@@ -146,7 +145,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
         )
     for run in settings.declared_runs:
         check_tool_parser(run.tool_parser)
-    app = Application(settings, {} if engine is None else {FIRST_ENGINE: engine}, clock)
+    app = Application(settings, {} if engine is None else {engine.name: engine}, clock)
     errors.install(app)
     model_calls = (chat_endpoints.router, messages_endpoints.router, responses_endpoints.router)
     for router in (
@@ -162,6 +161,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
         overview_endpoints.router,
         run_endpoints.router,
         key_endpoints.router,
+        engine_endpoints.router,
         ledger_endpoints.router,
         admin_endpoints.router,
     ):

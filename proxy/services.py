@@ -28,8 +28,9 @@ from proxy.runs.served import ServedRuns
 from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
 from proxy.serving.configured import engine_specs
-from proxy.serving.member import EngineSpec
+from proxy.serving.directory import EngineDirectory
 from proxy.serving.pool import EnginePool
+from proxy.serving.registry import EngineRegistry
 from proxy.sessions.service import SessionService
 from proxy.settings import EngineKind, Settings
 from proxy.startup import begin_other_runs, begin_run, open_database, prepare_data_dir
@@ -65,6 +66,7 @@ class Services:
     erasing: EraseService
     retention: RetentionService
     engines: EnginePool
+    engine_directory: EngineDirectory
     calls: CallService
     overview: OverviewService
 
@@ -75,7 +77,7 @@ class Services:
 async def build_services(
     settings: Settings,
     *,
-    make_engine: Callable[[EngineSpec], Engine],
+    make_engine: Callable[[str], Engine],
     metrics: Metrics,
     activity: EngineActivity,
     clock: Clock,
@@ -101,8 +103,15 @@ async def build_services(
     stack.push_async_callback(inspector.aclose)
     erasing = EraseService(database, runs, credentials, signals, clock, observer=metrics)
     faults = EngineFaults(clock)
-    engines = EnginePool(
+    registry = EngineRegistry(
+        database=database,
+        signals=signals,
+        clock=clock,
         specs=engine_specs(settings),
+        interval_seconds=settings.engine.health_interval_seconds,
+    )
+    engines = EnginePool(
+        registry=registry,
         make_engine=make_engine,
         settings=settings.engine,
         database=database,
@@ -131,6 +140,7 @@ async def build_services(
     await calls.runtimes.load(run)
     await begin_other_runs(settings, runs, calls.runtimes.check)
     await feedback.apply_changed_rules()
+    await registry.register()
     await engines.refresh()
     signals.erasures.listen(calls.forget)
     signals.requested_erasures.listen(calls.forget_texts)
@@ -182,6 +192,7 @@ async def build_services(
         erasing=erasing,
         retention=RetentionService(database, runs, erasing, clock),
         engines=engines,
+        engine_directory=EngineDirectory(engines),
         calls=calls,
         overview=overview,
     )

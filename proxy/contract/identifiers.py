@@ -16,6 +16,7 @@ RewardId = NewType("RewardId", str)
 PreferenceId = NewType("PreferenceId", str)
 ClaimId = NewType("ClaimId", str)
 KeyId = NewType("KeyId", str)
+EngineId = NewType("EngineId", str)
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
@@ -131,6 +132,10 @@ def new_claim_id() -> ClaimId:
 
 def new_key_id() -> KeyId:
     return KeyId(_new("key"))
+
+
+def new_engine_id() -> EngineId:
+    return EngineId(_new("eng"))
 
 
 def new_request_id() -> str:

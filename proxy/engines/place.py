@@ -9,12 +9,15 @@ from proxy.engines.slots import EngineSlots
 
 
 class EngineLoad:
-    """This process's calls at one engine. `slots` bounds how many generate at once; `outstanding_tokens` is the sum
-    of the prompts and the allowed new tokens of all calls under way, those that wait for a slot included."""
+    """The calls at one engine. `slots` bounds how many of this process generate at once; `calls` is the number of
+    this process's calls under way, those that wait for a slot included, and `outstanding_tokens` the sum of their
+    prompts and allowed new tokens. `tokens_elsewhere` is that sum for the other proxies' calls, some seconds old."""
 
     def __init__(self, slots: EngineSlots) -> None:
         self.slots = slots
+        self.calls = 0
         self.outstanding_tokens = 0
+        self.tokens_elsewhere = 0
 
 
 class EnginePlace:
@@ -42,11 +45,13 @@ class EnginePlace:
     def begin(self, tokens: int) -> None:
         """Count a call whose prompts and allowed new tokens are `tokens` together."""
         self.calls += 1
+        self.load.calls += 1
         self.load.outstanding_tokens += tokens
 
     def end(self, tokens: int) -> None:
         """Count the end of a call that began with `tokens`."""
         self.calls -= 1
+        self.load.calls -= 1
         self.load.outstanding_tokens -= tokens
 
     def labelled(self, chunk: EngineChunk) -> EngineChunk:

@@ -66,7 +66,7 @@ class SglangEngine:
             )
         except ValueError as error:
             raise ConfigurationError(f"engine.url: {error}") from error
-        self._name = _public_address(address)
+        self._name = public_address(address)
         # A pool of their own: a weight update must not wait until generations end and free a connection.
         self._control_calls = Connections(
             address, limit=_CONTROL_CALLS, connect_seconds=connect, silence_seconds=_CONTROL_SECONDS
@@ -304,7 +304,7 @@ class SglangEngine:
             raise failure_of(reply.status, message_of(content))
 
 
-def _public_address(url: str) -> str:
+def public_address(url: str) -> str:
     """Return the address without user and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

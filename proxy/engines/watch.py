@@ -33,7 +33,10 @@ class EngineWatch:
         self._interval = interval_seconds
         self._patience = patience_seconds
         self._changed = changed
-        self._has_answered = False
+        self.is_answering: bool | None = None
+        """Whether the engine answered the last ping; None before the first one."""
+        self.answered_at: float | None = None
+        """Loop time of the last answer; None before the first one."""
         self._silent_since: float | None = None
         self._is_hung = False
 
@@ -53,15 +56,17 @@ class EngineWatch:
         try:
             await self._engine.ping(self._patience / _PINGS)
         except EngineTimeout:
+            self.is_answering = False
             if self._silent_since is None:
                 self._silent_since = began
             silent = loop.time() - self._silent_since
-            if self._has_answered and not self._is_hung and silent >= self._patience * _ROUNDING:
+            if self.answered_at is not None and not self._is_hung and silent >= self._patience * _ROUNDING:
                 self._suspend(silent)
         except BaseRlError:
+            self.is_answering = False
             self._end_silence("hung engine is gone")  # nothing listens any more: calls notice that at once
         else:
-            self._has_answered = True
+            self.is_answering, self.answered_at = True, loop.time()
             self._end_silence("engine answers again")
 
     def _suspend(self, silent: float) -> None:

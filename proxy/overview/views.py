@@ -143,11 +143,34 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     mismatch: float | None = None
 
 
+class EngineLeaseView(msgspec.Struct, frozen=True, kw_only=True):
+    """The proxy that changes what an engine holds, and when its lease ends unless it is renewed."""
+
+    owner: str
+    until: float
+
+
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine of this proxy. `state` is `ready`, `behind` while it loads the newest version of a run, `not_ready`
-    with the `problem`, or `unused` without a run. `versions` are what it serves, by the names of its runs; None where
-    it serves none yet. `outstanding_tokens` counts the prompts and allowed new tokens of this proxy's calls under
-    way."""
+    """An engine that the proxies of this store share.
+
+    `state` is one of
+
+    - `starting`: it has not answered yet;
+    - `ready`;
+    - `behind`: it serves an older version of a run while it loads the newest;
+    - `not_ready`: it answers, and serves no version of a run placed on it, for the reason in `problem`;
+    - `down`: it answered before and does not now;
+    - `unused`: no run is placed on it;
+    - `draining`: it takes no new calls, and some have not ended;
+    - `drained`: it takes no new calls, and all have ended.
+
+    `run` is the name of the one run that it is dedicated to. `origin` is `configured`, `local` (started by `base-rl
+    up`) or `api`; `desired` is `serving` or `draining`. `versions` are what it serves, by the names of its runs; None
+    where it serves none yet. `adapters` are the LoRA adapters in its memory. `calls` is the number of calls under way
+    of all `proxies` that use it, `outstanding_tokens` their prompts and allowed new tokens; the figures of other
+    proxies are some seconds old. `capacity` is the number of generations that one proxy has there at once; further
+    calls wait. `seen_at` is when it last answered a proxy.
+    """
 
     name: str
     url: str
@@ -156,6 +179,24 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None
     versions: dict[str, int | None]
     outstanding_tokens: int
+    id: str = ""
+    kind: str = "sglang"
+    run: str | None = None
+    origin: str = "configured"
+    desired: str = "serving"
+    adapters: tuple[str, ...] = ()
+    calls: int = 0
+    capacity: int = 0
+    proxies: int = 1
+    lease: EngineLeaseView | None = None
+    created_at: float = 0.0
+    seen_at: float | None = None
+
+
+class EngineList(msgspec.Struct, frozen=True, kw_only=True):
+    """All engines, oldest first."""
+
+    engines: tuple[EngineView, ...]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

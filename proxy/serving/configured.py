@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.runs.service import resolved_model
 from proxy.serving.member import EngineSpec
-from proxy.settings import ConfigurationError, Settings
+from proxy.settings import ConfigurationError, EngineKind, Settings
 
 FIRST_ENGINE = "engine"
 """Name of the engine of `[engine]`; its replicas are `engine-2`, `engine-3` and so on."""
@@ -20,6 +20,7 @@ def engine_specs(settings: Settings) -> list[EngineSpec]:
     """
     run, runs = settings.run, settings.runs
     engine = settings.engine
+    is_local = engine.kind in tuple(EngineKind)
     own = [] if engine.url is None else [engine.url, *engine.replica_urls]
     specs = [
         EngineSpec(
@@ -27,6 +28,8 @@ def engine_specs(settings: Settings) -> list[EngineSpec]:
             url=address,
             base_model=resolved_model(run.model),
             run=None if runs or run.weights == "adapter" else run.name,
+            kind=engine.kind if is_local else "sglang",
+            origin="local" if is_local else "configured",
         )
         for number, address in enumerate(own, start=1)
     ]

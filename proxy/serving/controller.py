@@ -103,6 +103,11 @@ class RunController(ABC):
         return self._health.problem if self._health.version is None else None
 
     @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The LoRA adapters in the engine's memory when it was last asked."""
+        return self._health.adapter_names
+
+    @property
     @abstractmethod
     def formats(self) -> tuple[WeightsFormat, ...] | None:
         """The formats that the engine loads for this run; None while the engine has not reported them."""

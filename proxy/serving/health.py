@@ -41,6 +41,8 @@ class EngineHealth:
         self.version: int | None = None
         self.formats: tuple[WeightsFormat, ...] | None = None
         self.problem: str | None = None
+        self.adapter_names: tuple[str, ...] = ()
+        """The adapters in the engine's memory at its last answer."""
 
     def suspect(self) -> None:
         """Count the engine as lost if it leaves the next question unanswered."""
@@ -63,6 +65,7 @@ class EngineHealth:
                 self.problem = str(error) or "the engine does not answer"
             return None
         self.is_lost, self._misses = False, 0
+        self.adapter_names = info.adapter_names
         self.formats = tuple(WeightsFormat) if info.adapters else (WeightsFormat.HUGGINGFACE,)
         return info
 

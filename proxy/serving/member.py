@@ -13,6 +13,7 @@ from proxy.engines.protocol import Engine
 from proxy.engines.watch import EngineWatch
 from proxy.log import logger
 from proxy.serving.controller import RunController
+from proxy.serving.repository import EngineRecord
 
 # Longest wait until calls of a run that left the engine end, before another run's weights are loaded: as long as an
 # engine may take for an answer that is not streamed.
@@ -22,12 +23,15 @@ _LOG = logger(__name__)
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine as it is configured. `run` is the name of the one run that it is dedicated to, if any."""
+    """An engine as it is configured. `run` is the name of the one run that it is dedicated to, if any. `origin` is
+    `local` for an engine that `base-rl up` started, `configured` for any other."""
 
     name: str
     url: str
     base_model: str
     run: str | None = None
+    kind: str = "sglang"
+    origin: str = "configured"
 
 
 class PooledEngine:
@@ -35,7 +39,7 @@ class PooledEngine:
 
     def __init__(
         self,
-        spec: EngineSpec,
+        record: EngineRecord,
         engine: Engine,
         load: EngineLoad,
         *,
@@ -43,7 +47,7 @@ class PooledEngine:
         interval_seconds: float,
         patience_seconds: float,
     ) -> None:
-        self.spec = spec
+        self.record = record
         self.engine = engine
         self.load = load
         self.controllers: dict[RunId, RunController] = {}
@@ -64,7 +68,22 @@ class PooledEngine:
     @property
     def name(self) -> str:
         """The name by which the pool knows the engine."""
-        return self.spec.name
+        return self.record.name
+
+    @property
+    def is_answering(self) -> bool | None:
+        """Whether the engine answered the last ping; None before the first one."""
+        return self._watch.is_answering
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the engine has answered a ping since this proxy watches it."""
+        return self._watch.answered_at is not None
+
+    def seen_before(self) -> float | None:
+        """Return how many seconds ago the engine last answered a ping; None if it never did."""
+        at = self._watch.answered_at
+        return None if at is None else asyncio.get_running_loop().time() - at
 
     @property
     def problem(self) -> str | None:
@@ -73,6 +92,11 @@ class PooledEngine:
             if controller.version is None:
                 return controller.engine_problem or "it is down, or has not loaded a version of the run yet"
         return None
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The LoRA adapters in the engine's memory when a controller last asked."""
+        return next((each.adapter_names for each in self.controllers.values() if each.adapter_names), ())
 
     @property
     def alerts(self) -> list[str]:

@@ -1,14 +1,15 @@
 """Several engines for several runs: which engine serves which run, and which takes the next call.
 
-The pool reads the active runs every health interval and places them (`placement`). Each run has one `SwapController`
-per engine that serves it. A call goes to an engine that holds the newest version that any engine of the run serves:
-an engine that is behind takes no call until it has caught up.
+The pool reads the engines and the active runs every health interval and places the runs (`placement`). Each run has
+one controller per engine that serves it. A call goes to an engine that holds the newest version that any engine of
+the run serves: an engine that is behind takes no call until it has caught up.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
@@ -18,17 +19,24 @@ from proxy.engines.activity import EngineActivity
 from proxy.engines.place import EngineLoad, EnginePlace
 from proxy.engines.protocol import Engine
 from proxy.engines.slots import EngineSlots
+from proxy.errors import StoreUnavailable
 from proxy.lifecycle.signals import Signals
+from proxy.log import logger
 from proxy.overview.views import EngineView
 from proxy.runs.service import RunDirectory, RunView
 from proxy.serving.adapter_runs import AdapterController
 from proxy.serving.controller import NO_OBSERVER, ControllerSetup, RunController, SwapObserver
-from proxy.serving.member import EngineSpec, PooledEngine
+from proxy.serving.member import PooledEngine
 from proxy.serving.placement import PlaceableEngine, PlaceableRun, place_runs
 from proxy.serving.reconciler import SwapController
+from proxy.serving.registry import EngineRegistry
+from proxy.serving.repository import EngineRecord, EngineReport
 from proxy.serving.routing import choose_engine
-from proxy.settings import EngineSettings
+from proxy.serving.views import engine_view
+from proxy.settings import ConfigurationError, EngineSettings
 from proxy.versions.inspector import WeightsInspector
+
+_LOG = logger(__name__)
 
 
 class EnginePool:
@@ -37,8 +45,8 @@ class EnginePool:
     def __init__(
         self,
         *,
-        specs: Sequence[EngineSpec],
-        make_engine: Callable[[EngineSpec], Engine],
+        registry: EngineRegistry,
+        make_engine: Callable[[str], Engine],
         settings: EngineSettings,
         database: Database,
         runs: RunDirectory,
@@ -49,7 +57,8 @@ class EnginePool:
         declared: Collection[str] = (),
         observer: SwapObserver = NO_OBSERVER,
     ) -> None:
-        """`declared` are the names of the configuration's runs, which operators expect to be served."""
+        """`make_engine` connects to the engine at an address. `declared` are the names of the configuration's runs,
+        which operators expect to be served."""
         self._settings = settings
         self._database = database
         self._runs = runs
@@ -59,12 +68,20 @@ class EnginePool:
         self._activity = activity
         self._declared = frozenset(declared)
         self._observer = observer
-        self._members = [self._new_member(spec, make_engine(spec)) for spec in specs]
+        self._registry = registry
+        self._make_engine = make_engine
+        # Connected to before anything is stored: a wrong address ends the start.
+        self._configured = {url: make_engine(url) for url in registry.configured_urls}
+        self._members: list[PooledEngine] = []
+        """The engines that this proxy uses, oldest first."""
+        self._removed: list[PooledEngine] = []
+        """Engines that this proxy uses no more, whose calls have not ended."""
+        self._is_started = False
         self._serving: dict[RunId, tuple[RunController, ...]] = {}
         """Controllers by run, one for every engine that the run is placed on."""
         self._unplaced: tuple[RunView, ...] = ()
         self._by_adapter: frozenset[RunId] = frozenset()
-        self._names: dict[RunId, str] = {}
+        self._names: dict[str, str] = {}
 
     @property
     def ready(self) -> bool:
@@ -95,27 +112,38 @@ class EnginePool:
         return lines + [self.unserved_reason(run) for run in self._unplaced if run.name in self._declared]
 
     def views(self) -> tuple[EngineView, ...]:
-        """Return every engine with what it serves."""
+        """Return every engine, those that only other machines reach included, with what it serves."""
+        others = self._registry.others
+        views = [
+            (member.record, (self._report(member), *others.get(member.record.id, ()))) for member in self._members
+        ] + [(record, others.get(record.id, ())) for record in self._registry.elsewhere]
         return tuple(
-            EngineView(
-                name=member.name,
-                url=member.engine.name,
-                base_model=member.spec.base_model,
-                state=self._state(member),
-                problem=member.problem or next(iter(member.alerts), None),
-                versions={
-                    self._names.get(run_id, run_id): each.version for run_id, each in member.controllers.items()
-                },
-                outstanding_tokens=member.load.outstanding_tokens,
-            )
-            for member in self._members
+            engine_view(record, reports, self._names, capacity=self._settings.max_concurrency)
+            for record, reports in sorted(views, key=lambda each: (each[0].created_at, each[0].id))
+        )
+
+    def _report(self, member: PooledEngine) -> EngineReport:
+        ago = member.seen_before()
+        return EngineReport(
+            engine_id=member.record.id,
+            proxy=self._registry.identity.name,
+            declares=self._registry.declares(member.record.id),
+            state=self._state(member),
+            problem=member.problem or next(iter(member.alerts), None),
+            runs={run_id: each.version for run_id, each in member.controllers.items()},
+            adapters=member.adapters,
+            calls=member.load.calls,
+            outstanding_tokens=member.load.outstanding_tokens,
+            seen_at=None if ago is None else self._clock() - ago,
         )
 
     def _state(self, member: PooledEngine) -> str:
+        if member.problem is not None or (not member.controllers and member.is_answering is False):
+            if not member.has_answered:
+                return "starting"
+            return "not_ready" if member.is_answering else "down"
         if not member.controllers:
             return "unused"
-        if member.problem is not None:
-            return "not_ready"
         is_newest = all(each.version == self.serving(run_id) for run_id, each in member.controllers.items())
         return "ready" if is_newest else "behind"
 
@@ -151,8 +179,9 @@ class EnginePool:
         """Return why no engine serves the run now, and what to do."""
         if run.id not in self._serving:
             return (
-                f"no engine is free for the run {run.name!r} on {run.base_model}: add one (engine.replicas, or an"
-                " [engines.NAME] table in the configuration), or archive a run that needs its engine no more"
+                f"no engine is free for the run {run.name!r} on {run.base_model}: add one (`base-rl engines add`,"
+                " engine.replicas, or an [engines.NAME] table in the configuration), or archive a run that needs its"
+                " engine no more"
             )
         problems = [member.problem for member in self._members if run.id in member.controllers and member.problem]
         return f"no engine serves the run {run.name!r} now" + (f": {problems[0]}" if problems else "")
@@ -164,7 +193,9 @@ class EnginePool:
                 member.recheck()
 
     async def refresh(self) -> None:
-        """Read the active runs and place them on the engines. Raises StoreUnavailable."""
+        """Read the engines and the active runs, place the runs, and report. Raises StoreUnavailable."""
+        await self._registry.read()
+        await self._follow(self._registry.records)
         runs = [run for run in await self._runs.list_() if not run.is_archived]
         ids = {run.name: run.id for run in runs}
         self._names = {run.id: run.name for run in runs}
@@ -173,11 +204,12 @@ class EnginePool:
             [
                 # A name that no run has yet dedicates the engine all the same: nobody else may use it meanwhile.
                 PlaceableEngine(
-                    name=spec.name,
-                    base_model=spec.base_model,
-                    run=None if spec.run is None else ids.get(spec.run, RunId(spec.run)),
+                    name=record.name,
+                    base_model=record.base_model,
+                    run=None if record.run is None else ids.get(record.run, RunId(record.run)),
                 )
-                for spec in (member.spec for member in self._members)
+                for record in (member.record for member in self._members)
+                if not record.is_draining
             ],
             [
                 PlaceableRun(id=run.id, base_model=run.base_model, by_adapter=run.settings.weights == "adapter")
@@ -185,28 +217,70 @@ class EnginePool:
             ],
         )
         for member in self._members:
-            for run_id in set(member.controllers) - set(placed[member.name]):
+            placed_here = placed.get(member.name, ())
+            for run_id in set(member.controllers) - set(placed_here):
                 self._withdraw(member, run_id)
-            await member.assign(placed[member.name])
+            await member.assign(placed_here)
         self._serving = {
             run.id: controllers
             for run in runs
             if (controllers := tuple(m.controllers[run.id] for m in self._members if run.id in m.controllers))
         }
         self._unplaced = tuple(run for run in runs if run.id not in self._serving)
+        await self._registry.report([self._report(member) for member in self._members])
+
+    async def _follow(self, records: Sequence[EngineRecord]) -> None:
+        """Connect to engines that are new, and let go of those that are gone."""
+        by_place = {(member.record.id, member.record.url): member for member in self._members}
+        members: list[PooledEngine] = []
+        for record in records:
+            # An engine at another address is another process, with weights of its own.
+            member = by_place.pop((record.id, record.url), None) or self._connect(record)
+            if member is not None:
+                member.record = record
+                member.load.tokens_elsewhere = self._registry.tokens_elsewhere(record.id)
+                members.append(member)
+        self._members = members
+        for member in by_place.values():
+            _LOG.info("engine removed", engine=member.engine.name, name=member.name)
+            for run_id in list(member.controllers):
+                self._withdraw(member, run_id)
+            await member.assign(())
+            await member.stop()
+            self._removed.append(member)
+        for member in [member for member in self._removed if not member.load.calls]:
+            self._removed.remove(member)
+            await member.aclose()
+
+    def _connect(self, record: EngineRecord) -> PooledEngine | None:
+        try:
+            engine = self._configured.pop(record.url, None) or self._make_engine(record.url)
+        except ConfigurationError as error:  # an address that an older release accepted
+            _LOG.error("engine not used", name=record.name, error=str(error))
+            return None
+        member = self._new_member(record, engine)
+        if self._is_started:
+            _LOG.info("engine added", engine=engine.name, name=record.name)
+            member.start()
+        return member
 
     def start(self) -> None:
         """Begin to watch the engines and to load versions into them."""
+        self._is_started = True
         for member in self._members:
             member.start()
 
     async def stop(self) -> None:
         """Stop watching and loading; calls under way go on."""
+        self._is_started = False
         await asyncio.gather(*(member.stop() for member in self._members))
 
     async def aclose(self) -> None:
         """Close the connections to all engines."""
-        await asyncio.gather(*(member.aclose() for member in self._members))
+        await asyncio.gather(*(member.aclose() for member in (*self._members, *self._removed)))
+        await asyncio.gather(*(engine.aclose() for engine in self._configured.values()))
+        with suppress(StoreUnavailable):  # the reports of this proxy then count for some seconds more
+            await self._registry.withdraw()
 
     def _withdraw(self, member: PooledEngine, run_id: RunId) -> None:
         """Send no further call of the run to the engine."""
@@ -223,14 +297,14 @@ class EnginePool:
             return places[0] if places else None
         index = choose_engine(
             session_id,
-            [place.load.outstanding_tokens for place in places],
+            [place.load.outstanding_tokens + place.load.tokens_elsewhere for place in places],
             [place.engine.name for place in places],
         )
         return places[index]
 
-    def _new_member(self, spec: EngineSpec, engine: Engine) -> PooledEngine:
+    def _new_member(self, record: EngineRecord, engine: Engine) -> PooledEngine:
         return PooledEngine(
-            spec,
+            record,
             engine,
             EngineLoad(EngineSlots(self._settings.max_concurrency, self._activity)),
             new_controller=self._new_controller,

@@ -6,6 +6,7 @@ Import tables from this package, not from its modules: only then does `Base.meta
 """
 
 from proxy.database.tables.base import Base, Big
+from proxy.database.tables.engines import EngineReportRow, EngineRow
 from proxy.database.tables.rewards import PreferenceRow, RewardRow
 from proxy.database.tables.runs import ApiKeyRow, EventRow, RateLimitRow, RunRow, SignOutRow, WriteProbeRow
 from proxy.database.tables.sessions import GroupRow, SessionRow, SessionUserRow
@@ -19,6 +20,8 @@ __all__ = [
     "Big",
     "ClaimRow",
     "ClaimedSessionRow",
+    "EngineReportRow",
+    "EngineRow",
     "EventRow",
     "GroupRow",
     "PolicyVersionRow",

@@ -19,6 +19,7 @@ from proxy.runs.repository import RunRepository
 from proxy.runs.service import RunView
 from proxy.serving.member import EngineSpec
 from proxy.serving.pool import EnginePool
+from proxy.serving.registry import EngineRegistry
 from proxy.settings import EngineSettings, RunSettings
 from tests.fakes.engine import FakeEngine
 from tests.proxy.tokens.models import write_model
@@ -50,9 +51,12 @@ class Bench:
     def __init__(self, world: World, specs: Sequence[EngineSpec]) -> None:
         self.world = world
         self.engines = {spec.name: NamedEngine(spec.name, spec.base_model) for spec in specs}
+        self.registry = EngineRegistry(
+            database=world.database, signals=world.signals, clock=world.clock, specs=specs, interval_seconds=0.01
+        )
         self.pool = EnginePool(
-            specs=specs,
-            make_engine=lambda spec: self.engines[spec.name],
+            registry=self.registry,
+            make_engine=lambda url: self.engines[url.removeprefix("fake://")],
             settings=EngineSettings(health_interval_seconds=0.01),
             database=world.database,
             runs=world.runs,
@@ -78,6 +82,7 @@ class Bench:
 @asynccontextmanager
 async def pool_of(world: World, *specs: EngineSpec) -> AsyncIterator[Bench]:
     bench = Bench(world, specs)
+    await bench.registry.register()
     await bench.pool.refresh()
     bench.pool.start()
     try:
@@ -212,6 +217,9 @@ async def test_an_engine_that_is_behind_takes_no_call(world: World, failing: str
         await bench.until(lambda: bench.pool.serving(world.run_id) == 1)
         assert bench.engines_of(world.run) == {"a", "b"} - {failing}
         assert {view.name: view.state for view in bench.pool.views()}[failing] in ("behind", "not_ready")
+        async with asyncio.timeout(30):
+            while (await world.current_run()).serving_version != 1:  # recorded a moment after it is served
+                await asyncio.sleep(0.01)
         for _ in range(5):
             await asyncio.sleep(0.01)
             assert bench.pool.serving(world.run_id) == 1
