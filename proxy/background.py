@@ -18,6 +18,9 @@ _SWEEP_SECONDS = 2.0
 # Longest time until this process drops from memory what another proxy erased from the store.
 _ERASURES_SECONDS = 1.0
 
+# Pause before deleted runs that could not be removed, or whose process died, are removed.
+_DELETIONS_SECONDS = 15.0
+
 _LOG = logger(__name__)
 
 
@@ -39,6 +42,8 @@ async def start_background(services: Services, stack: AsyncExitStack) -> None:
         await services.retention.sweep()
 
     await stack.enter_async_context(_repeated("sweep", _SWEEP_SECONDS, sweep))
+    # A loop of its own: a large run takes minutes, and sweeps must not wait for it.
+    await stack.enter_async_context(_repeated("deletions", _DELETIONS_SECONDS, services.run_deletion.finish_all))
     await stack.enter_async_context(_repeated("descriptors", CHECK_SECONDS, DescriptorWatch().check))
 
 

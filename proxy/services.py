@@ -23,6 +23,7 @@ from proxy.overview.service import OverviewService
 from proxy.retention.erasing import EraseService
 from proxy.retention.retention import RetentionService
 from proxy.runs.asking import AskedBatches
+from proxy.runs.deletion import RunDeletion
 from proxy.runs.management import RunManagement
 from proxy.runs.served import ServedRuns
 from proxy.runs.service import RunDirectory
@@ -55,6 +56,7 @@ class Services:
     runs: RunDirectory
     run_switch: RunSwitch
     run_management: RunManagement
+    run_deletion: RunDeletion
     served: ServedRuns
     sessions: SessionService
     feedback: FeedbackService
@@ -93,14 +95,14 @@ async def build_services(
     stack.push_async_callback(database.aclose)
     signals = Signals()
     credentials = Credentials(database, secret, clock, outlive_store=outlive_store)
-    runs = RunDirectory(database, clock)
+    inspector = WeightsInspector(settings.weights_dir)
+    stack.push_async_callback(inspector.aclose)
+    runs = RunDirectory(database, clock, inspector.check)
     limits = RunLimits(database, clock, observer=metrics)
     stack.push_async_callback(limits.aclose)
     sessions = SessionService(database, runs, credentials, signals, clock, observer=metrics, limits=limits)
     feedback = FeedbackService(database, signals, clock, observer=metrics)
     asked = AskedBatches()
-    inspector = WeightsInspector(settings.weights_dir)
-    stack.push_async_callback(inspector.aclose)
     erasing = EraseService(database, runs, credentials, signals, clock, observer=metrics)
     faults = EngineFaults(clock)
     registry = EngineRegistry(
@@ -142,6 +144,8 @@ async def build_services(
     await feedback.apply_changed_rules()
     await registry.register()
     await engines.refresh()
+    deletion = RunDeletion(database=database, signals=signals, clock=clock, weights_dir=settings.weights_dir)
+    stack.push_async_callback(deletion.aclose)
     signals.erasures.listen(calls.forget)
     signals.requested_erasures.listen(calls.forget_texts)
     overview = OverviewService(
@@ -173,7 +177,9 @@ async def build_services(
             clock=clock,
             check=calls.runtimes.check,
             apply_rules=feedback.apply_changed_rules,
+            check_weights=inspector.check,
         ),
+        run_deletion=deletion,
         served=ServedRuns(
             first_run=run,
             is_placed=engines.is_placed,

@@ -89,7 +89,7 @@ async def begin_run(settings: Settings, runs: RunDirectory, credentials: Credent
     except ConfigurationError as error:
         if run.name in known:
             raise
-        await runs.delete(run.id, is_served=False)
+        await runs.withdraw(run.id)
         has = (
             f" (run.name: there is no run {run.name!r} yet; the store has {', '.join(sorted(known))})"
             if known

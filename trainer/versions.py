@@ -69,7 +69,9 @@ class Versions:
         head = self._ranks.from_first(self._client.head)
         garbage = self._ranks.from_first(lambda: self.publisher.collect(head))
         state = self.publisher.restore(head, self._learner.model, self._learner.divided())
-        if state is None and head.weights is not None:
+        if head.version == 0 and head.weights is not None:
+            _log.info("the run begins from another run's version, with a fresh optimiser", weights=head.weights.uri)
+        elif state is None and head.weights is not None:
             _log.warning("no trainer state was kept for the head: the optimiser starts fresh", version=head.version)
         check_format(state, head)
         self._learner.restore(state)

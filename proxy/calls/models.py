@@ -111,7 +111,8 @@ class ModelCatalog:
         if version is None:
             return [run.name]
         names = [run.name, f"{run.name}@latest", f"{run.name}@{version}"]
-        return [*names, run.settings.model] if version == 0 and run.settings.model else names
+        is_base = version == 0 and run.begun_from is None
+        return [*names, run.settings.model] if is_base and run.settings.model else names
 
     async def _read(self, run_id: str) -> RunView:
         async with self._reading:  # many calls find a row too old at the same time: one of them reads it
@@ -140,6 +141,12 @@ def _check_name(run: RunView, name: str, version: int) -> None:
         return
     if name in (run.base_model, run.settings.model, Path(run.base_model).name):
         # The base model's own name is version 0. A trained version under this name would mislead evaluations.
+        if run.begun_from is not None:
+            raise ModelNotFound(
+                f"{name!r} is no version of the run {run.name!r}, which began from {run.begun_from}: ask for"
+                f" {run.name!r}",
+                param="model",
+            )
         if version == 0:
             return
         raise ModelNotFound(

@@ -57,7 +57,8 @@ class Operations:
         return await self.send(f"{_path_of(name)}/{change}", query, b"", label=f"the run {name}")
 
     async def delete_run(self, name: str) -> None:
-        await self._ask("DELETE", _path_of(name))
+        """Delete a run with all its data."""
+        await self._ask("DELETE", f"{_path_of(name)}?confirm={quote(name, safe='')}")
 
     async def curves(self, name: str) -> dict[str, Any]:
         return await self._get(f"/api/v1/runs/{name}/curves")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from proxy.cli.asking import Place, ask_and_show
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Refused, Url, errors, out
+
+if TYPE_CHECKING:  # loaded only when a command runs: httpx takes long to import
+    from proxy.cli.operations import Operations
 
 runs_app = typer.Typer(no_args_is_help=True, help="The policies being trained.")
 
@@ -46,25 +49,38 @@ def runs_show(
 @runs_app.command("create")
 def runs_create(
     run: Annotated[str, typer.Argument(help="Name of the new run, which agents send as `model`.")],
-    model: Annotated[str, typer.Option(help="Base model: a directory on the proxy's machine, or a Hugging Face id.")],
+    model: Annotated[
+        str | None, typer.Option(help="Base model: a directory on the proxy's machine, or a Hugging Face id.")
+    ] = None,
+    begin_from: Annotated[
+        str | None,
+        typer.Option("--from", metavar="RUN@VERSION", help="Begin with the weights of this version of another run."),
+    ] = None,
     assignments: Assignments = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a run on a base model.
+    """Create a run on a base model, or from another run's version.
 
-    The proxy loads the model's tokenizer and chat template first, so that a run that could not answer calls is
-    refused here. Keys that --set does not give have their defaults. Then give the run's agents a key of their own:
-    `base-rl keys create --kind run --run NAME`.
+    With `--from other@12`, version 0 of the new run has the weights of that version; its base model and its kind of
+    weights are those of the other run. The proxy loads the model's tokenizer and chat template first, so that a run
+    that could not answer calls is refused here. Keys that --set does not give have their defaults. Then give the
+    run's agents a key of their own: `base-rl keys create --kind run --run NAME`.
     """
-    # The proxy may run in another directory, so a directory is sent by its absolute path.
-    directory = Path(model).expanduser()
-    base = str(directory.resolve()) if directory.is_dir() else model
+    if model is None and begin_from is None:
+        raise typer.BadParameter("give a base model, or --from RUN@VERSION", param_hint="--model")
+    body: dict[str, Any] = {"name": run}
+    if model is not None:
+        # The proxy may run in another directory, so a directory is sent by its absolute path.
+        directory = Path(model).expanduser()
+        body["model"] = str(directory.resolve()) if directory.is_dir() else model
+    if begin_from is not None:
+        body["from"] = begin_from
     ask_and_show(
         (data_dir, url, api_key),
-        lambda base_rl: base_rl.create_run({"name": run, "model": base, "settings": _settings(assignments)}),
+        lambda base_rl: base_rl.create_run({**body, "settings": _settings(assignments)}),
         _print_new,
         as_json=as_json,
     )
@@ -175,22 +191,37 @@ def runs_unarchive(
 @runs_app.command("delete")
 def runs_delete(
     run: RunName,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Annotated[
+        str | None,
+        typer.Option("--yes", metavar="RUN", help="The run's name again, instead of typing it when asked."),
+    ] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Delete a run without sessions and training steps, with its keys. This cannot be undone.
+    """Delete a run with its keys, sessions, versions and weights. This cannot be undone.
 
-    A run that has any is refused, as recorded data is never lost this way: use `base-rl runs archive`. The run that
-    the proxy serves is refused too.
+    A run with sessions or training steps must be archived first. A run from whose versions others began is refused.
     """
-    if not yes:
-        typer.confirm(f"{run} and its keys will be gone for good. Delete it?", abort=True, err=True)
-    ask_and_show(
-        (data_dir, url, api_key),
-        lambda base_rl: base_rl.delete_run(run),
-        lambda _: out.print(f"the run {run} is deleted"),
+    if yes not in (None, run):
+        raise typer.BadParameter(f"it must be the run's name again, {run}, not {yes}", param_hint="--yes")
+
+    async def delete(base_rl: Operations) -> None:
+        found = await base_rl.run(run)
+        if yes is None:
+            errors.print(_loss(found), soft_wrap=True)
+            if typer.prompt("Type its name to delete it", err=True) != found["name"]:
+                raise Refused(f"that is not {found['name']}: nothing is deleted")
+        await base_rl.delete_run(found["name"])
+
+    ask_and_show((data_dir, url, api_key), delete, lambda _: out.print(f"the run {run} is deleted"))
+
+
+def _loss(run: dict[str, Any]) -> str:
+    """Return what goes with a run, as one sentence."""
+    return (
+        f"{run['session_count']} sessions, {run['turn_count']} turns and the versions up to {run['head_version']} of"
+        f" {run['name']}, with their weights and its keys, will be gone for good."
     )
 
 
@@ -228,6 +259,7 @@ def _print_run(run: dict[str, Any]) -> None:
         ("base model", run["base_model"]),
         ("version", f"{run['serving_version']} serves, {run['head_version']} is the newest"),
         ("sessions", str(run["session_count"])),
+        *([("begun from", run["begun_from"])] if run.get("begun_from") else []),
     ):
         facts.add_row(label, value)
     for key, value in _flat(run["settings"]):

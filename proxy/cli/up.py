@@ -73,7 +73,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
     )
     trainer = _trainer_settings(settings, options) if with_trainer else None
     if options.dry_run:
-        resolved = settings.model_dump(mode="json", exclude={"bootstrap", "trainer"})
+        resolved = settings.model_dump(mode="json", by_alias=True, exclude={"bootstrap", "trainer"})
         resolved["database"]["url"] = make_url(settings.database_url).render_as_string()  # without its password
         out.print_json(json.dumps(resolved if trainer is None else {**resolved, "trainer": trainer}))
         return 0

@@ -1,4 +1,5 @@
-"""Policy versions: integers per run. Version 0 is the base model; each committed step makes the next."""
+"""Policy versions: integers per run. Version 0 is the base model, or a version of another run; each committed step
+makes the next."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ class PruneReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The version to train from. `weights` is None for version 0, the base model at `base_model`.
+    """The version to train from. `weights` is None for the base model at `base_model`, which is version 0 unless the
+    run began from another run's version.
 
     `formats` are those that the run's engine loads; None while the engine has not reported them, for example while it
     starts. `max_new_tokens` bounds one answer of the run, `context_length` a prompt with its answer; None from

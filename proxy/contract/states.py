@@ -57,8 +57,9 @@ class ClaimState(StrEnum):
 
 class RunState(StrEnum):
     """Whether a run is served and trained. A `paused` run is served and not trained; an `archived` one keeps its data
-    and is neither served nor trained."""
+    and is neither served nor trained. A `deleted` one exists for nobody: its rows and weights are being removed."""
 
     ACTIVE = "active"
     PAUSED = "paused"
     ARCHIVED = "archived"
+    DELETED = "deleted"

@@ -16,7 +16,15 @@ from proxy.contract.arrays import count_ids, count_logprobs
 from proxy.contract.states import ClaimState, TrainingState
 from proxy.database.migrate import current, missing_columns, newest, opened
 from proxy.database.rows import AnyRow
-from proxy.database.tables import NO_CONVERSATION, ClaimedSessionRow, ClaimRow, PolicyVersionRow, SessionRow, TurnRow
+from proxy.database.tables import (
+    NO_CONVERSATION,
+    ClaimedSessionRow,
+    ClaimRow,
+    PolicyVersionRow,
+    RunRow,
+    SessionRow,
+    TurnRow,
+)
 
 _SHOWN = 5
 # Turns read at once: bounds memory, as one turn may have a megabyte of arrays.
@@ -125,6 +133,21 @@ _CONSISTENCY: tuple[tuple[str, str, Select[Any]], ...] = (
         )
         .where(ClaimRow.state == ClaimState.COMMITTED.value, PolicyVersionRow.version.is_(None))
         .order_by(ClaimRow.id),
+    ),
+    (
+        "beginnings",
+        "runs begin from a version of another run that does not exist",
+        select(RunRow.name)
+        .join(
+            PolicyVersionRow,
+            and_(
+                PolicyVersionRow.run_id == RunRow.begun_from_run_id,
+                PolicyVersionRow.version == RunRow.begun_from_version,
+            ),
+            isouter=True,
+        )
+        .where(RunRow.begun_from_run_id.is_not(None), PolicyVersionRow.version.is_(None))
+        .order_by(RunRow.name),
     ),
     (
         "lineage",

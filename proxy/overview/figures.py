@@ -25,6 +25,7 @@ from proxy.overview.steps.assembly import StepFacts, stored_step_facts
 from proxy.overview.steps.repository import StepOverviewRepository
 from proxy.overview.views import REWARD_WINDOW, Curves, RatePoint, RewardPoint, RunSummary, StepPoint
 from proxy.runs.asking import AskedBatches
+from proxy.runs.beginnings import begun_from
 from proxy.settings import RunSettings
 
 _STEP_POINTS = 600
@@ -166,6 +167,7 @@ class RunFigures:
             unattributed_share=recent.unattributed_share,
             cut_share=recent.cut_share,
             last_activity_at=totals.last_activity_at,
+            begun_from=begun_from(run),
             not_learnt_because=why_not_learnt(self._learning_facts(run, recent, totals)),
         )
 

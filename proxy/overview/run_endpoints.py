@@ -1,13 +1,14 @@
 """Runs over HTTP, under /api/v1. An admin key may do everything; a run key may read its own run.
 
 GET    /api/v1/runs                        {"runs": [RunSummary…]}; with the key of one run, its own
-POST   /api/v1/runs                        {"name", "model", "settings"?} → 201 RunDetail
+POST   /api/v1/runs                        {"name", "model", "settings"?} → 201 RunDetail; with "from": "NAME@12" in
+                                           place of "model" it begins from that version of another run
 GET    /api/v1/runs/{run}                  RunDetail: RunSummary and "settings"; {run} is a name or an id
 PATCH  /api/v1/runs/{run}                  {"settings": merge patch} → RunDetail
 POST   /api/v1/runs/{run}/clone            {"name", "settings"?} → 201 RunDetail
 POST   /api/v1/runs/{run}/pause, /resume   RunSummary after the change; ?reason= of a pause is shown
 POST   /api/v1/runs/{run}/archive, /unarchive   RunSummary after the change
-DELETE /api/v1/runs/{run}                  204; only for a run without recorded data
+DELETE /api/v1/runs/{run}                  204, or 202 while rows are removed; ?confirm=NAME for a run with data
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from proxy.http.strict_route import StrictRoute
 from proxy.overview.endpoints import Overview, Who, json_answer, own_run, readable_run
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunList
+from proxy.runs.deletion import RunDeletion
 from proxy.runs.management import RunManagement
 from proxy.runs.served import ServedRuns
 from proxy.runs.service import RunDirectory
@@ -36,8 +38,10 @@ from proxy.runs.switch import RunSwitch
 router = APIRouter(prefix="/api/v1", tags=["runs"], route_class=StrictRoute)
 
 _LONGEST_MODEL = 4096  # the longest path of a file system
+_LONGEST_VERSION = 80  # a run's name has at most 64 characters, a version at most 10
 
 Reason = Annotated[str | None, Query(min_length=1, max_length=2000)]
+Confirmation = Annotated[str | None, Query(max_length=64)]
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 SettingsOfRun = Annotated[dict[str, Any], Field(default_factory=dict)]
 
@@ -55,12 +59,16 @@ Switch = Annotated[RunSwitch, Depends(switch_of)]
 
 
 class NewRunBody(BaseModel):
-    """A new run on a base model: a directory or a Hugging Face id. `settings` has the keys of the section `[run]`."""
+    """A new run on a base model: a directory or a Hugging Face id. With `from`, such as `shop@12`, its version 0 has
+    the weights of that version of another run, whose base model it has too. `settings` has the keys of the section
+    `[run]`.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     name: Name
-    model: Annotated[str, Field(min_length=1, max_length=_LONGEST_MODEL)]
+    model: Annotated[str | None, Field(min_length=1, max_length=_LONGEST_MODEL)] = None
+    begin_from: Annotated[str | None, Field(alias="from", min_length=1, max_length=_LONGEST_VERSION)] = None
     settings: SettingsOfRun
 
 
@@ -96,10 +104,11 @@ async def runs(who: Who, overview: Overview) -> Response:
 @router.post("/runs", status_code=201, openapi_extra=described(NewRunBody, answers={201: "The new run."}))
 async def create_run(request: Request, who: Who, overview: Overview, management: Management) -> Response:
     """Create a run. Its model's tokenizer and chat template are loaded before the run is stored, so that a model that
-    cannot answer calls is a 400; 409 if the name is taken."""
+    cannot answer calls is a 400; 409 if the name is taken. The files of a version to begin from are read and
+    checked."""
     require(who, PrincipalKind.ADMIN)
     body = validated(NewRunBody, await json_body(request))
-    run = await management.create(body.name, body.model, body.settings)
+    run = await management.create(body.name, body.model, body.settings, begin_from=body.begin_from)
     return await _detail(request, overview, run.id, status=201)
 
 
@@ -133,14 +142,19 @@ async def clone_run(run: str, request: Request, who: Who, overview: Overview, ma
 
 
 @router.delete("/runs/{run}", status_code=204)
-async def delete_run(run: str, request: Request, who: Who) -> Response:
-    """Delete a run that has no sessions, claims or steps and is not served here; 409 for any other run, which can be
-    archived."""
+async def delete_run(run: str, request: Request, who: Who, confirm: Confirmation = None) -> Response:
+    """Delete a run with its keys, sessions, versions and weights. It cannot be undone.
+
+    A run with sessions, claims or steps must be archived (409), and its name repeated as `confirm` (400). 409 for a
+    run that an engine serves, that a trainer works on, or that other runs begin from. 202: the run is gone, and what
+    belonged to it is still being removed.
+    """
     require(who, PrincipalKind.ADMIN)
-    runs = service(request, RunDirectory)
-    run_id = (await runs.by_name_or_id(run)).id
-    await runs.delete(run_id, is_served=service(request, ServedRuns).is_placed(run_id))
-    return Response(status_code=204)
+    found = await service(request, RunDirectory).by_name_or_id(run)
+    # An archived run takes no calls. Engines may learn of that a second later, and hold nothing that is needed then.
+    is_served = not found.is_archived and service(request, ServedRuns).is_placed(found.id)
+    is_removed = await service(request, RunDeletion).delete(found.id, confirm=confirm, is_served=is_served)
+    return Response(status_code=204 if is_removed else 202)
 
 
 @router.post("/runs/{run}/pause")
@@ -177,7 +191,7 @@ async def _detail(request: Request, overview: OverviewService, run_id: str, *, s
     settings = (await service(request, RunDirectory).by_id(run_id)).settings
     detail = {
         **msgspec.to_builtins(summary),
-        "settings": settings.model_dump(mode="json", exclude={"name", "model"}),
+        "settings": settings.model_dump(mode="json", exclude={"name", "model", "begin_from"}),
     }
     return json_answer(detail, status=status)
 

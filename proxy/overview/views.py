@@ -30,9 +30,11 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     minute ago in a store of more than 20,000 sessions. `tokens_per_second` is over the last minute, or over the known
     part of it (`overview/live.py`).
 
-    `late_rewards` counts entries that arrived after a trainer had claimed the session, `revised_sessions` the trained
-    sessions whose rewards changed after the training. `not_learnt_because` lists sentences that explain why the run
-    cannot have learnt anything yet (`overview/learning.py`); it is empty if the run may have learnt something.
+    `begun_from` is the version of another run whose weights are version 0, such as `shop@12`; None for a run that
+    began from its base model. `late_rewards` counts entries that arrived after a trainer had claimed the session,
+    `revised_sessions` the trained sessions whose rewards changed after the training. `not_learnt_because` lists
+    sentences that explain why the run cannot have learnt anything yet (`overview/learning.py`); it is empty if the
+    run may have learnt something.
     """
 
     id: str
@@ -58,6 +60,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     unattributed_share: float | None
     cut_share: float | None
     last_activity_at: float | None
+    begun_from: str | None = None
     not_learnt_because: tuple[str, ...] = ()
 
 

@@ -21,6 +21,7 @@ from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound, StoreContended
 from proxy.http.body import invalid
 from proxy.lifecycle.signals import Signals
+from proxy.runs.beginnings import Beginnings, CheckWeights, refuse_other_weights
 from proxy.runs.repository import RunRepository
 from proxy.runs.service import CheckModel, RunDirectory, RunView, configure_run, insert_run, resolved_model
 from proxy.settings import ConfigurationError, RunSettings
@@ -30,7 +31,7 @@ from proxy.settings import ConfigurationError, RunSettings
 _ATTEMPTS = 5
 
 # Keys of a run that are given beside its settings.
-_BESIDE = ("name", "model")
+_BESIDE = ("name", "model", "from")
 
 
 class RunManagement:
@@ -46,25 +47,42 @@ class RunManagement:
         clock: Clock,
         check: CheckModel,
         apply_rules: Callable[[], Awaitable[None]],
+        check_weights: CheckWeights,
     ) -> None:
-        """`apply_rules` recombines the rewards of runs whose reward rules have changed."""
+        """`apply_rules` recombines the rewards of runs whose reward rules have changed. `check_weights` checks the
+        files of a version from which a run begins."""
         self._database = database
         self._runs = runs
         self._signals = signals
         self._clock = clock
         self._check = check
         self._apply_rules = apply_rules
+        self._beginnings = Beginnings(database, check_weights)
 
-    async def create(self, name: str, model: str, settings: Mapping[str, Any]) -> RunView:
-        """Create a run on a base model. Settings that are not given have their defaults."""
-        checked = _validated(name, model, settings)
-        base_model = await self._checked(checked, _model_at(model))
-        return await self._insert(checked, base_model)
+    async def create(
+        self, name: str, model: str | None, settings: Mapping[str, Any], *, begin_from: str | None = None
+    ) -> RunView:
+        """Create a run on a base model. Settings that are not given have their defaults.
+
+        With `begin_from`, which names a version of another run, version 0 has the weights of that version; `model`
+        and the setting `weights` are that run's and need not be given.
+        """
+        if begin_from is None:
+            if model is None:
+                raise InvalidRequest("model: give a base model, or a version to begin `from`", param="model")
+            checked = _validated(name, model, settings)
+            return await self._insert(checked, await self._checked(checked, _model_at(model)))
+        beginning = await self._beginnings.find(begin_from)
+        base_model = beginning.base_model if model is None else _model_at(model)
+        checked = _validated(name, base_model, {"weights": beginning.weights_kind, **settings})
+        refuse_other_weights(beginning, base_model=base_model, weights=checked.weights)
+        await self._checked(checked, base_model)
+        return await self._insert(checked, base_model, begin_from=begin_from)
 
     async def clone(self, name_or_id: str, name: str, patch: Mapping[str, Any]) -> RunView:
         """Create a run with another run's base model and settings, with `patch` merged into them."""
         source = await self._runs.by_name_or_id(name_or_id)
-        config = source.settings.model_dump(mode="json")
+        config = source.settings.stored
         checked = _validated(name, config["model"], _merged(_without_beside(config), patch))
         await self._checked(checked, source.base_model)
         return await self._insert(checked, source.base_model, cloned_from=source.name)
@@ -74,7 +92,7 @@ class RunManagement:
         key, and anything else replaces the value. Calls see the change within a second or two."""
         for _ in range(_ATTEMPTS):
             run = await self._runs.by_name_or_id(name_or_id)
-            config = run.settings.model_dump(mode="json")
+            config = run.settings.stored
             changed = _validated(run.name, config["model"], _merged(_without_beside(config), patch))
             if changed.weights != run.settings.weights:
                 raise InvalidRequest(
@@ -87,10 +105,12 @@ class RunManagement:
                 return await self._changed(run.id)
         raise StoreContended(f"others change the settings of the run {run.name!r} too: read them and try again")
 
-    async def _insert(self, settings: RunSettings, base_model: str, **origin: str) -> RunView:
+    async def _insert(
+        self, settings: RunSettings, base_model: str, *, begin_from: str | None = None, **origin: str
+    ) -> RunView:
         now = self._clock()
         run_id = await self._database.commit(
-            lambda connection: insert_run(connection, settings, base_model, now, **origin)
+            lambda connection: insert_run(connection, settings, base_model, now, begin_from=begin_from, **origin)
         )
         return await self._changed(run_id)
 
@@ -160,5 +180,5 @@ def _configure(run_id: RunId, before: RunSettings, after: RunSettings, now: floa
     if RunSettings.model_validate(row.config) != before:
         return False
     if after != before:
-        configure_run(connection, row, after.model_dump(mode="json"), now)
+        configure_run(connection, row, after.stored, now)
     return True

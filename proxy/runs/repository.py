@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import Connection, Select, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import aliased
 
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import VersionState
@@ -31,16 +32,31 @@ class RunRepository:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def by_name(self, name: str) -> AnyRow | None:
-        return self._connection.execute(_RUNS.where(RunRow.name == name)).one_or_none()
+    def by_name(self, name: str, *, lock: bool = False) -> AnyRow | None:
+        """Find a run by its name. `lock` is that of `by_id`."""
+        return self._find(_RUNS.where(RunRow.name == name), lock=lock)
 
     def by_id(self, run_id: str, *, lock: bool = False) -> AnyRow | None:
         """Find a run by its id. With `lock`, no other transaction changes the row until this one ends."""
-        statement = _RUNS.where(RunRow.id == run_id)
+        return self._find(_RUNS.where(RunRow.id == run_id), lock=lock)
+
+    def _find(self, statement: Select[*tuple[Any, ...]], *, lock: bool) -> AnyRow | None:
         # `key_share`: sessions and turns that refer to the run are inserted meanwhile.
         return self._connection.execute(
-            statement.with_for_update(key_share=True) if lock else statement
+            statement.with_for_update(key_share=True, of=RunRow) if lock else statement
         ).one_or_none()
+
+    def version(self, run_id: str, version: int) -> AnyRow | None:
+        """Find a version by its number."""
+        statement = select(PolicyVersionRow.__table__).where(
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version
+        )
+        return self._connection.execute(statement).one_or_none()
+
+    def begun_from(self, run_id: str) -> list[AnyRow]:
+        """Return `name` and `begun_from_version` of the runs that begin from a version of this one."""
+        statement = select(RunRow.name, RunRow.begun_from_version).where(RunRow.begun_from_run_id == run_id)
+        return list(self._connection.execute(statement.order_by(RunRow.created_at, RunRow.id)).all())
 
     def by_name_or_id(self, name_or_id: str) -> AnyRow | None:
         statement = _RUNS.where(or_(RunRow.name == name_or_id, RunRow.id == name_or_id))
@@ -59,11 +75,15 @@ class RunRepository:
         config: dict[str, Any],
         reward_rules: dict[str, Any],
         now: float,
+        begun_from: tuple[RunId, int] | None = None,
+        weights: Mapping[str, Any] | None = None,
     ) -> None:
-        """Insert a run with its version 0, the base model, which counts as serving at once.
+        """Insert a run with its version 0, which counts as serving at once: the base model, or the weights in the
+        columns `weights` of the version `begun_from` of another run.
 
         Raise Conflict if there is a run of this name.
         """
+        source, source_version = begun_from or (None, None)
         try:
             self._connection.execute(
                 insert(RunRow).values(
@@ -75,6 +95,8 @@ class RunRepository:
                     reward_rules=reward_rules,
                     head_version=0,
                     serving_version=0,
+                    begun_from_run_id=source,
+                    begun_from_version=source_version,
                     created_at=now,
                 )
             )
@@ -93,6 +115,7 @@ class RunRepository:
                 audit=[],
                 created_at=now,
                 served_at=now,
+                **(weights or {}),
             )
         )
 
@@ -117,7 +140,7 @@ class RunRepository:
         return self._connection.execute(statement.limit(1)).first() is not None
 
     def delete(self, run_id: str) -> None:
-        """Delete a run without history, and every row that refers to it."""
+        """Delete a run that nobody has used yet, and every row that refers to it."""
         # Referring rows first: PostgreSQL enforces the foreign keys statement by statement.
         for table in (ApiKeyRow, GroupRow, PolicyVersionRow, RateLimitRow, EventRow):
             self._connection.execute(delete(table).where(table.run_id == run_id))
@@ -133,6 +156,8 @@ class RunRepository:
         self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(config=config))
 
 
+_SOURCE = aliased(RunRow)
+
 _RUNS = select(
     RunRow.id,
     RunRow.name,
@@ -141,5 +166,9 @@ _RUNS = select(
     RunRow.config,
     RunRow.head_version,
     RunRow.serving_version,
+    RunRow.begun_from_version,
+    # A subquery, because PostgreSQL locks no rows of an outer join.
+    select(_SOURCE.name).where(_SOURCE.id == RunRow.begun_from_run_id).scalar_subquery().label("begun_from_run"),
     RunRow.created_at,
-)
+    # Deleted runs exist only for `runs/deletion.py`.
+).where(RunRow.state != RunState.DELETED.value)

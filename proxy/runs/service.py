@@ -12,11 +12,13 @@ from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId, new_run_id
+from proxy.contract.policy import WeightsReference
 from proxy.contract.states import RunState
 from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
-from proxy.errors import Conflict, ModelNotFound, NotFound, RunArchived
+from proxy.errors import BaseRlError, Conflict, ModelNotFound, NotFound, RunArchived, StoreUnavailable
 from proxy.lifecycle.events import append_event
+from proxy.runs.beginnings import Beginnings, CheckWeights, begun_from, find_beginning, refuse_other_weights
 from proxy.runs.repository import RunRepository
 from proxy.settings import ConfigurationError, RunSettings
 
@@ -32,6 +34,9 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     head_version: int
     serving_version: int
     created_at: float
+    begun_from: str | None = None
+    """The version of another run whose weights are version 0, such as `shop@12`; None for a run that began from its
+    base model."""
 
     @property
     def is_archived(self) -> bool:
@@ -51,9 +56,11 @@ for a model without a usable tokenizer or template, and for settings that do not
 class RunDirectory:
     """Creates, finds and deletes runs."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, check_weights: CheckWeights | None = None) -> None:
+        """`check_weights` checks the version from which a declared run begins; without it, its files are trusted."""
         self._database = database
         self._clock = clock
+        self._beginnings = Beginnings(database, check_weights or _trusted)
         # Validating the settings costs far more than reading the row, which is read every time as its versions
         # change. Bounded by the number of runs.
         self._parsed: dict[str, tuple[dict[str, Any], RunSettings]] = {}
@@ -71,11 +78,12 @@ class RunDirectory:
                 "(in the file, as BASE_RL_RUN__MODEL, or with --model)"
             )
         base_model = resolved_model(settings.model)
-        if check is not None:
-            row = await self._database.read(lambda connection: RunRepository(connection).by_name(settings.name))
-            # An unchanged run was checked before, and a start with hundreds of runs must not load each model.
-            if row is None or row.config != settings.model_dump(mode="json"):
-                await _checked(check, base_model, settings)
+        row = await self._database.read(lambda connection: RunRepository(connection).by_name(settings.name))
+        if row is None and settings.begin_from is not None:
+            await self._checked_beginning(settings, base_model)
+        # An unchanged run was checked before, and a start with hundreds of runs must not load each model.
+        if check is not None and (row is None or row.config != settings.stored):
+            await _checked(check, base_model, settings)
         write = partial(_create_or_configure, settings, base_model, self._clock())
         try:
             await self._database.commit(write)
@@ -105,34 +113,20 @@ class RunDirectory:
             raise NotFound(f"there is no run {name_or_id!r}")
         return self._view(row)
 
-    async def delete(self, name_or_id: str, *, is_served: bool) -> None:
-        """Delete a run that was created by mistake. `is_served`: an engine is there for it.
+    async def withdraw(self, run_id: RunId) -> None:
+        """Remove a run that a start has just created by mistake. `RunDeletion` deletes any other run."""
+        await self._database.commit(lambda connection: RunRepository(connection).delete(run_id))
+        self._parsed.pop(run_id, None)
 
-        Raise NotFound if there is no such run, Conflict if it is served or has sessions, claims or steps.
-        """
-        run = await self.by_name_or_id(name_or_id)
-        if is_served:
-            raise Conflict(f"an engine serves the run {run.name!r}: free it by `base-rl runs archive {run.name}`")
-
-        def delete(connection: Connection) -> None:
-            # Checked in the transaction that deletes, so that no session can begin in between.
-            repository = RunRepository(connection)
-            if repository.has_leased_claims(run.id, self._clock()):
-                raise Conflict(
-                    f"a trainer works on trajectories of the run {run.name!r}: stop it, and archive the run with"
-                    f" `base-rl runs archive {run.name}`"
-                )
-            if repository.has_history(run.id):
-                raise Conflict(
-                    f"the run {run.name!r} has sessions, claims or steps; only a run without any recorded data can be"
-                    f" deleted: archive this one with `base-rl runs archive {run.name}`; it then serves nothing"
-                )
-            repository.delete(run.id)
-            data = {"name": run.name, "base_model": run.base_model}
-            append_event(connection, run_id=None, kind="run.deleted", data=data, now=self._clock())
-
-        await self._database.commit(delete)
-        self._parsed.pop(run.id, None)
+    async def _checked_beginning(self, settings: RunSettings, base_model: str) -> None:
+        """Check the version from which a new declared run begins. Raise ConfigurationError."""
+        try:
+            beginning = await self._beginnings.find(str(settings.begin_from))
+            refuse_other_weights(beginning, base_model=base_model, weights=settings.weights)
+        except StoreUnavailable:
+            raise
+        except BaseRlError as error:
+            raise ConfigurationError(f"the run {settings.name!r}: {error.message}") from error
 
     async def list_(self) -> list[RunView]:
         """Return all runs, oldest first."""
@@ -149,6 +143,7 @@ class RunDirectory:
             head_version=row.head_version,
             serving_version=row.serving_version,
             created_at=row.created_at,
+            begun_from=begun_from(row),
         )
 
     def _settings(self, run_id: str, config: dict[str, Any]) -> RunSettings:
@@ -168,11 +163,11 @@ async def _checked(check: CheckModel, base_model: str, settings: RunSettings) ->
 
 def _create_or_configure(settings: RunSettings, base_model: str, now: float, connection: Connection) -> None:
     repository = RunRepository(connection)
-    config = settings.model_dump(mode="json")
+    config = settings.stored
     row = repository.by_name(settings.name)
     if row is None:
         _check_named(settings, repository)
-        insert_run(connection, settings, base_model, now)
+        insert_run(connection, settings, base_model, now, begin_from=settings.begin_from)
     elif row.base_model != base_model:
         raise ConfigurationError(
             f"run.model: the run {settings.name!r} was created on {row.base_model} and cannot continue on "
@@ -187,21 +182,44 @@ def _create_or_configure(settings: RunSettings, base_model: str, now: float, con
         configure_run(connection, row, config, now)
 
 
-def insert_run(connection: Connection, settings: RunSettings, base_model: str, now: float, **origin: str) -> RunId:
-    """Insert a run with its version 0, and return its id. `origin` is recorded in the event. Raise Conflict if there
-    is a run of this name."""
+def insert_run(
+    connection: Connection,
+    settings: RunSettings,
+    base_model: str,
+    now: float,
+    *,
+    begin_from: str | None = None,
+    **origin: str,
+) -> RunId:
+    """Insert a run with its version 0, and return its id. `begin_from` names the version of another run that
+    version 0 has the weights of. `origin` is recorded in the event.
+
+    Raise Conflict if there is a run of this name, InvalidRequest if no run can begin from that version.
+    """
     run_id = new_run_id()
+    # Found again in this transaction: the version may have been removed since its files were checked.
+    beginning = find_beginning(connection, begin_from, lock=True) if begin_from is not None else None
+    if beginning is not None:
+        refuse_other_weights(beginning, base_model=base_model, weights=settings.weights)
     RunRepository(connection).insert(
         run_id=run_id,
         name=settings.name,
         base_model=base_model,
-        config=settings.model_dump(mode="json"),
+        config=settings.stored,
         reward_rules=msgspec.to_builtins(settings.reward_rules),
         now=now,
+        begun_from=None if beginning is None else (beginning.run_id, beginning.version),
+        weights=None if beginning is None else beginning.columns,
     )
     data = {"name": settings.name, "base_model": base_model, **origin}
+    if beginning is not None:
+        data["begun_from"] = beginning.name
     append_event(connection, run_id=run_id, kind="run.created", data=data, now=now)
     return run_id
+
+
+async def _trusted(weights: WeightsReference, base_model: str) -> None:
+    """Accept weights without a check."""
 
 
 def configure_run(connection: Connection, row: AnyRow, config: dict[str, Any], now: float) -> None:

@@ -71,13 +71,17 @@ class VersionFaults:
         return asyncio.get_running_loop().time() >= failures.retry_at
 
     async def check_failed(self, version: int, error: WeightsMissing | StorageUnavailable | WeightsRejected) -> None:
-        """Reject a version with damaged files at once, and one with missing files after several attempts.
+        """Reject a version with damaged files at once, and one with missing files after several attempts. Version 0
+        is never rejected.
 
         While the whole storage is away nothing is known about the version, so it is not at fault.
         """
         if isinstance(error, WeightsMissing):
             await self.load_failed(version, error.message, is_version_at_fault=error.is_storage_there)
         elif isinstance(error, StorageUnavailable):
+            await self.load_failed(version, error.message, is_version_at_fault=False)
+        elif version == 0:
+            # The version of another run from which this run began: there is no earlier one to serve in its place.
             await self.load_failed(version, error.message, is_version_at_fault=False)
         else:
             self._swap_failed()

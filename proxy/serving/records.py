@@ -16,7 +16,8 @@ from proxy.versions.repository import VersionRepository
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The version that the engine should serve. `weights` is None for the base model.
+    """The version that the engine should serve. `weights` is None for the base model, which
+    is version 0 unless the run began from another run's version.
 
     `recorded` is the version that the store records as served, `deaths` the number of engines that died of the
     target. `probe` is the trainer's, to prove that an engine computes with the version.

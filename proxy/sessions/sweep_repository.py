@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, and_, func, select, update
 
-from proxy.contract.states import SessionState, TrainingState
+from proxy.contract.states import RunState, SessionState, TrainingState
 from proxy.database.rows import AnyRow
 from proxy.database.tables import RunRow, SessionRow
 from proxy.lifecycle.lifecycle import is_open
@@ -56,4 +56,5 @@ class SweepRepository:
             .correlate(RunRow)
             .scalar_subquery()
         )
-        return list(self._connection.execute(select(RunRow.name, revised.label("sessions"))).all())
+        statement = select(RunRow.name, revised.label("sessions")).where(RunRow.state != RunState.DELETED.value)
+        return list(self._connection.execute(statement).all())

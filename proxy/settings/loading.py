@@ -94,9 +94,9 @@ def as_environment(settings: Settings) -> dict[str, str]:
     environment: dict[str, str] = {}
 
     def add(name: str, section: BaseModel) -> None:
-        for key in type(section).model_fields:
+        for key, field in type(section).model_fields.items():
             value = getattr(section, key)
-            path = f"{name}__{key.upper()}"
+            path = f"{name}__{(field.alias or key).upper()}"
             if isinstance(value, BaseModel):
                 add(path, value)
             elif isinstance(value, dict | tuple):
@@ -107,7 +107,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
     for name in ("server", "requests", "database", "engine", "run"):
         add(f"{ENVIRONMENT_PREFIX}{name.upper()}", getattr(settings, name))
     # One variable: names of runs may have characters and capitals that a variable's name cannot have.
-    tables = {name: run.model_dump(mode="json") for name, run in settings.runs.items()}
+    tables = {name: run.model_dump(mode="json", by_alias=True) for name, run in settings.runs.items()}
     environment[f"{ENVIRONMENT_PREFIX}RUNS"] = json.dumps(tables)
     return environment
 

@@ -68,6 +68,9 @@ class RunSettings(Section):
     weights: Literal["full", "adapter"] = "full"
     """The kind of the run's versions. `full`: whole weights, or adapters that engines merge. `adapter`: each version
     is a LoRA adapter, which an engine holds beside those of other runs over one base model."""
+    begin_from: str | None = Field(default=None, alias="from", min_length=3, max_length=80)
+    """The version of another run, such as `shop@12`, whose weights are version 0 of this one; only read when the run
+    is created. It is no setting of the run and not stored with them."""
     sampling: SamplingSettings = SamplingSettings()
     max_new_tokens: PositiveInt = 1024
     """Bound on one answer where the client asks for none or for more."""
@@ -111,6 +114,11 @@ class RunSettings(Section):
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"use tables, lists, texts, finite numbers and booleans only ({error})") from error
         return value
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The settings as the run's row has them."""
+        return self.model_dump(mode="json", exclude={"begin_from"})
 
     @property
     def reward_rules(self) -> RewardRules:

@@ -34,10 +34,12 @@ class StepService:
         self._database = database
 
     async def batch(self, run: RunView, version: int) -> StepBatch:
-        """Return the batch of the step that made `version`. Raise NotFound, and InvalidRequest for version 0, the
-        base model, which no step made."""
+        """Return the batch of the step that made `version`. Raise NotFound, and InvalidRequest for version 0, which
+        no step of the run made."""
         if version == 0:
-            raise InvalidRequest("version 0 is the base model: no step made it", param="version")
+            raise InvalidRequest(
+                "version 0 is what the run began from: no step of it made version 0", param="version"
+            )
         return await self._database.read(lambda connection: _batch(connection, run.id, version))
 
 

@@ -258,6 +258,11 @@ class VersionRepository:
             found += [(str(row.weights_uri), row.version) for row in self._connection.execute(statement)]
         return sorted(found, key=lambda each: each[1])
 
+    def begun_from(self, run_id: str) -> set[int]:
+        """Return the versions of the run from which other runs begin."""
+        statement = select(RunRow.begun_from_version).where(RunRow.begun_from_run_id == run_id)
+        return {version for version in self._connection.execute(statement).scalars() if version is not None}
+
     def mark_removed(self, run_id: str, versions: Sequence[int], *, now: float) -> list[int]:
         """Mark the weights of these versions as removed; return those that were not marked before."""
         marked: list[int] = []

@@ -26,7 +26,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     """A version as the API lists it. `weights` is None for the base model; times are seconds since the epoch. After
     `weights_removed_at` its files may be deleted to save space. `rejected_because` is the reason why it is not
-    served."""
+    served. `begun_from` is the version of another run that has the weights of version 0, if the run began from
+    one."""
 
     version: int
     parent: int | None
@@ -38,6 +39,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     served_at: float | None
     swap_seconds: float | None
+    begun_from: str | None = None
 
 
 class VersionService:
@@ -78,6 +80,7 @@ class VersionService:
                 created_at=row.created_at,
                 served_at=row.served_at,
                 swap_seconds=row.swap_seconds,
+                begun_from=run.begun_from if row.version == 0 else None,
             )
             for row in rows
         ]

@@ -13,6 +13,7 @@ import pytest
 import typer.main
 from fastapi import FastAPI
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 import proxy.__main__
 import proxy.engines.embedded.__main__
@@ -66,6 +67,11 @@ def configuration() -> Iterator[tuple[str, type[BaseModel]]]:
 SECTIONS = dict(configuration())
 
 
+def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a section by their names in the configuration."""
+    return {field.alias or key: field for key, field in model.model_fields.items()}
+
+
 def settings_table(name: str) -> dict[str, list[str]]:
     return {code(cells[0])[0]: cells for cells in rows(section(f"`[{name}]`")) if len(cells) == 4}
 
@@ -77,23 +83,23 @@ def test_every_section_of_the_configuration_is_documented_and_no_other() -> None
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_every_key_is_documented_and_no_other(name: str) -> None:
-    assert list(settings_table(name)) == list(SECTIONS[name].model_fields)
+    assert list(settings_table(name)) == list(fields_of(SECTIONS[name]))
 
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_the_documented_defaults_are_the_defaults(name: str) -> None:
     model = SECTIONS[name]
     for key, cells in settings_table(name).items():
-        if model.model_fields[key].is_required():
+        if fields_of(model)[key].is_required():
             assert cells[2] == "required", key
             continue
-        default = model.model_fields[key].get_default(call_default_factory=True)
+        default = fields_of(model)[key].get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
             assert cells[2] == "", f"{key} is a section"
         elif default is None:
             assert cells[2] == NOT_SET, key
         elif (model, key) != MACHINE_DEPENDENT:
-            plain = model.model_validate({}).model_dump(mode="json")[key]
+            plain = model.model_validate({}).model_dump(mode="json", by_alias=True)[key]
             assert value(cells[2]) == plain, key
 
 

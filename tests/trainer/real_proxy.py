@@ -87,9 +87,10 @@ class RealProxy:
         self._worlds[run.name] = World(self.app.services.database, system_clock, run)  # type: ignore[arg-type]
         self._numbers[run.name] = torch.Generator().manual_seed(len(self._numbers))
 
-    def add_run(self, name: str) -> None:
+    def add_run(self, name: str, begin_from: str | None = None) -> None:
         """Add a run besides the one that is served, as an earlier start would have."""
-        wanted = RunSettings(name=name, model=str(self.base), group_timeout_seconds=0.01)
+        settings = {"name": name, "model": str(self.base), "group_timeout_seconds": 0.01, "from": begin_from}
+        wanted = RunSettings.model_validate(settings)
 
         async def ensured() -> RunView:
             return await self.app.services.runs.ensure(wanted)
@@ -237,17 +238,17 @@ class RealProxy:
         return settings(self.weights, **given)
 
     @contextmanager
-    def trainer(self, process: str = "a-process", **changes: Any) -> Iterator[InProcess]:
-        """Start a trainer that has resumed from the head. At the end it just stops, like a killed one.
+    def trainer(self, process: str = "a-process", run: str = RUN, **changes: Any) -> Iterator[InProcess]:
+        """Start a trainer of a run that has resumed from the head. At the end it just stops, like a killed one.
 
         The processor is in the mode of `parallel.mesh.join`: denormal numbers count as zero.
         """
         configured = self.settings(**changes)
-        client = ProxyClient(self.url, configured.api_key.get_secret_value(), RUN)
+        client = ProxyClient(self.url, configured.api_key.get_secret_value(), run)
         with ExitStack() as ending:
             connection = connect(client, configured, process, ending)
             shared = Shared(torch.device("cpu"))
-            parts = assemble(RUN, configured, ALONE, connection, client.head(), shared, ending)
+            parts = assemble(run, configured, ALONE, connection, client.head(), shared, ending)
             torch.set_flush_denormal(True)
             ending.callback(torch.set_flush_denormal, False)
             parts.loop.resume()

@@ -237,15 +237,16 @@ def restore_version(
 ) -> TrainerState | None:
     """Load a version into a policy and return its trainer state, sharded as `load_state` says. A collective.
 
-    Return None for the base model, for a version whose state was deleted, and for a state of other weights than the
-    policy trains: that of an adapter, if the whole model is trained now. Raises WeightsUnusable, also for a version
-    outside `root`.
+    Return None for version 0, for a version whose state was deleted, and for a state of other weights than the policy
+    trains: that of an adapter, if the whole model is trained now. Raises WeightsUnusable, also for a version outside
+    `root`.
     """
     if head.weights is None:
         policy.load_base(base)
         return None
     directory = verify_version(head, root)
-    state_at = _state_of(directory)
+    # A version 0 with weights is another run's version: its optimiser and running means belong to that run's task.
+    state_at = _state_of(directory) if head.version > 0 else None
     if state_at is not None:
         refuse_pickles(state_at.parent)
         if STATE_INDEX not in head.weights.files:

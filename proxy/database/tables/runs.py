@@ -31,6 +31,11 @@ class RunRow(Base):
     config: Mapped[Json]
     head_version: Mapped[int] = mapped_column(Integer)
     serving_version: Mapped[int] = mapped_column(Integer)
+    # No foreign key: SQLite adds none to a table that exists. `runs/beginnings.py` and the deletion of runs see to it
+    # that the version is there.
+    begun_from_run_id: Mapped[str | None] = mapped_column(Identifier)
+    """The run from whose version `begun_from_version` this one began; null if it began from its base model."""
+    begun_from_version: Mapped[int | None] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float)
     reward_rules: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
     """The rules by which rewards of untrained sessions are combined (`contract.reward.RewardRules`). If they differ

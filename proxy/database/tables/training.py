@@ -61,7 +61,7 @@ class ClaimedSessionRow(Base):
 
 class PolicyVersionRow(Base):
     """A policy version. `state`: committed | serving | retired | rejected. Version 0 is the base model, without
-    weights of its own."""
+    weights of its own, or has the weights of another run's version, from which the run began."""
 
     # The primary key makes a version's successor unique: of two commits on the same parent, one fails.
 
@@ -91,7 +91,10 @@ class PolicyVersionRow(Base):
     inputs: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
     """`contract.step.StepInputs`; null if the trainer did not send it."""
     probe: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
-    """`contract.policy.Probe`; null for version 0, and if the trainer did not send it."""
+    """`contract.policy.Probe`; null for a base model, and if the trainer did not send it."""
+    asked_at: Mapped[float | None] = mapped_column(Float)
+    """When a call last asked for this version by its number, up to half a minute late: proxies do not unload an
+    adapter that another proxy's calls still name (`serving/older_versions.py`)."""
     created_at: Mapped[float] = mapped_column(Float)
     served_at: Mapped[float | None] = mapped_column(Float)
     swap_seconds: Mapped[float | None] = mapped_column(Float)

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, Text, bindparam, cast, func, select
 
 from proxy.contract.policy import VersionState
+from proxy.contract.states import RunState
 from proxy.database.chunks import chunks
 from proxy.database.rows import AnyRow
 from proxy.database.tables import (
@@ -105,6 +106,7 @@ class StepOverviewRepository:
             PolicyVersionRow.run_id == RunRow.id,
             PolicyVersionRow.version == RunRow.head_version,
             PolicyVersionRow.version > 0,
+            RunRow.state != RunState.DELETED.value,
         )
         return self._all(statement)
 

@@ -84,19 +84,22 @@ async def test_a_run_from_its_creation_to_its_deletion(here: Installation) -> No
     assert "the run shop is paused" in (await here.run("pause", "shop", "--reason", "a bad batch")).stdout
     listed = (await here.run("list")).stdout
     assert re.search(r"^shop +paused", listed, re.MULTILINE)
-    assert "shop is deleted" in (await here.run("delete", "shop", "--yes")).stdout
+    assert "shop is deleted" in (await here.run("delete", "shop", "--yes", "shop")).stdout
     assert [run["name"] for run in json.loads((await here.run("list", "--json")).stdout)] == ["policy", "copy"]
 
 
 async def test_archiving_and_deleting_ask_first(here: Installation) -> None:
     await here.run("create", "shop", "--model", here.model)
-    for command in ("archive", "delete"):
-        asked = await here.run(command, "shop", status=1, typed="n\n")
-        assert "shop" in asked.output
-        assert "Aborted" in asked.output
+    asked = await here.run("archive", "shop", status=1, typed="n\n")
+    assert "shop" in asked.output
+    assert "Aborted" in asked.output
+    asked = await here.run("delete", "shop", status=1, typed="policy\n")
+    assert "0 sessions, 0 turns" in asked.output
+    assert "nothing is deleted" in asked.output
+    assert "--yes" in (await here.run("delete", "shop", "--yes", "policy", status=2)).output
     assert re.search(r"^shop +active", (await here.run("list")).stdout, re.MULTILINE)
     await here.run("archive", "shop", typed="y\n")
-    await here.run("delete", "shop", typed="y\n")
+    await here.run("delete", "shop", typed="shop\n")
     assert "shop" not in (await here.run("list")).stdout
 
 
@@ -109,7 +112,7 @@ async def test_errors_say_what_to_do(here: Installation) -> None:
         (("create", "shop", "--model", here.model, "--set", "tokens"), "'tokens': write KEY=VALUE"),
         (("set", "policy", "lease_secs=3"), "settings.lease_secs: there is no such field"),
         (("set", "policy", "weights=adapter"), "begin a new run"),
-        (("delete", "policy", "--yes"), "base-rl runs archive policy"),
+        (("delete", "policy", "--yes", "policy"), "base-rl runs archive policy"),
     ):
         refused = await here.run(*arguments, status=1)
         assert "error: " in refused.stderr

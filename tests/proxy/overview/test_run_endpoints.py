@@ -84,7 +84,7 @@ async def test_a_run_is_created_with_defaults(app: Application, admin: httpx.Asy
     shop = created.json()
     assert (shop["name"], shop["state"], shop["base_model"]) == ("shop", "active", str(model))
     assert (shop["head_version"], shop["serving_version"]) == (0, 0)
-    default = RunSettings().model_dump(mode="json", exclude={"name", "model"})
+    default = RunSettings().model_dump(mode="json", exclude={"name", "model", "begin_from"})
     assert shop["settings"] == default | {"lease_seconds": 7, "trainer": {"seed": 1}}
     for name in ("shop", shop["id"]):
         assert (await admin.get(f"/api/v1/runs/{name}")).json() == shop
@@ -110,6 +110,13 @@ BAD_RUNS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"name": "x" * 65, "model": "MODEL"}, "name"),
     ({"name": 3, "model": "MODEL"}, "name"),
     ({"name": "x", "model": ""}, "model"),
+    ({"name": "x", "from": "policy"}, "from"),
+    ({"name": "x", "from": "policy@one"}, "from"),
+    ({"name": "x", "from": "policy@999"}, "from"),
+    ({"name": "x", "from": "nobody@0"}, "from"),
+    ({"name": "x", "from": "policy@0", "model": "EMPTY"}, "from"),
+    ({"name": "x", "from": "policy@0", "settings": {"weights": "adapter"}}, "from"),
+    ({"name": "x", "model": "MODEL", "settings": {"from": "policy@0"}}, "settings.from"),
     ({"name": "x", "model": "/nowhere/at/all"}, "model"),
     ({"name": "x", "model": "EMPTY"}, "model"),
     ({"name": "x", "model": "NO_TEMPLATE"}, "model"),
@@ -286,7 +293,9 @@ async def test_unarchiving_does_not_resume_a_run_that_is_only_paused(admin: http
     assert (await admin.post("/api/v1/runs/policy/unarchive")).json()["state"] == "paused"
 
 
-async def test_only_a_run_without_data_is_deleted(app: Application, admin: httpx.AsyncClient, model: Path) -> None:
+async def test_a_run_with_data_is_archived_and_named_again_before_it_is_deleted(
+    app: Application, admin: httpx.AsyncClient, model: Path
+) -> None:
     for name in ("empty", "used"):
         await admin.post("/api/v1/runs", json={"name": name, "model": str(model)})
     await admin.post("/v1/sessions", headers=bearer(await key_of(admin, "used", "run")))
@@ -296,7 +305,16 @@ async def test_only_a_run_without_data_is_deleted(app: Application, admin: httpx
     assert (await admin.delete("/api/v1/runs/empty")).status_code == 204
     assert (await admin.delete("/api/v1/runs/empty")).status_code == 404
     assert await names(admin) == ["policy", "used"]
-    assert [data["name"] for _, data in await events(app, "run.deleted")] == ["empty"]
+    assert (await admin.post("/api/v1/runs/used/archive")).status_code == 200
+    for confirm in ({}, {"confirm": "policy"}):
+        refused = await admin.delete("/api/v1/runs/used", params=confirm)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "confirm")
+        assert "1 sessions" in refused.json()["error"]["message"]
+    assert (await admin.delete("/api/v1/runs/used?confirm=used")).status_code == 204
+    assert await names(admin) == ["policy"]
+    deleted = [data for _, data in await events(app, "run.deleted")]
+    assert [(data["name"], data["sessions"]) for data in deleted] == [("empty", 0), ("used", 1)]
+    assert (await admin.post("/api/v1/runs", json={"name": "used", "model": str(model)})).status_code == 201
 
 
 async def test_only_an_admin_key_manages_runs(admin: httpx.AsyncClient, model: Path) -> None:

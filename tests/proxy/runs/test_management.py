@@ -13,6 +13,7 @@ from proxy.runs.switch import RunSwitch
 from proxy.sessions.opening import SessionSpec
 from proxy.settings import ConfigurationError, RunSettings
 from tests.proxy.store import Store
+from tests.proxy.versions.publishing import inspector
 
 
 class Killed(BaseException):
@@ -36,6 +37,7 @@ def management_of(store: Store, *, dies_after_commit: bool = False) -> RunManage
         clock=store.clock,
         check=check,
         apply_rules=apply_rules,
+        check_weights=inspector().check,
     )
 
 

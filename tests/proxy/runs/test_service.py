@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from proxy.auth.service import PrincipalKind
 from proxy.database.tables import EventRow, PolicyVersionRow, RunRow
-from proxy.errors import AuthenticationFailed, Conflict, ModelNotFound, NotFound
+from proxy.errors import ModelNotFound, NotFound
 from proxy.runs.service import RunDirectory
-from proxy.sessions.opening import SessionSpec
 from proxy.settings import ConfigurationError, RunSettings
 from tests.proxy.store import Store
 
@@ -49,30 +47,7 @@ async def test_an_unnamed_run_is_not_created_beside_others(store: Store) -> None
     )
     with pytest.raises(ConfigurationError, match=r"no run 'policy'; it has shop, other"):
         await store.runs.ensure(RunSettings(model="base/model"))
-    assert len(await store.runs.list_()) == 2
-    await store.runs.delete(other.id, is_served=False)
-
-
-async def test_a_run_that_nothing_came_of_is_deleted_and_its_name_is_free_again(store: Store) -> None:
-    ghost = await store.runs.ensure(RunSettings(name="ghost", model="base/model"))
-    key = await store.credentials.create(PrincipalKind.RUN, run_id=ghost.id)
-    await store.runs.delete("ghost", is_served=False)
-    assert [run.name for run in await store.runs.list_()] == ["policy"]
-    with pytest.raises(AuthenticationFailed):
-        await store.credentials.authenticate(key.text)
-    with pytest.raises(NotFound):
-        await store.runs.delete("ghost", is_served=False)
-    again = await store.runs.ensure(RunSettings(name="ghost", model="other/model"))
-    assert again.id != ghost.id
-
-
-async def test_a_run_with_history_or_calls_is_not_deleted(store: Store) -> None:
-    with pytest.raises(Conflict, match="an engine serves the run"):
-        await store.runs.delete("policy", is_served=True)
-    await store.sessions.create(store.run, SessionSpec())
-    with pytest.raises(Conflict, match="has sessions, claims or steps; only"):
-        await store.runs.delete("policy", is_served=False)
-    assert len(await store.runs.list_()) == 1
+    assert [run.id for run in await store.runs.list_()] == [store.run.id, other.id]
 
 
 async def test_another_base_model_is_refused_with_a_remedy(store: Store) -> None:

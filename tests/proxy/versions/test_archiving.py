@@ -9,6 +9,7 @@ import pytest
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimRequest
 from proxy.errors import Conflict
+from proxy.runs.deletion import RunDeletion
 from proxy.runs.switch import RunSwitch
 from tests.proxy.turns.world import World
 from tests.proxy.versions.publishing import commit_request, publish, versions_of
@@ -21,10 +22,12 @@ async def test_a_claim_outlives_the_archiving_of_its_run(world: World, tmp_path:
     batch = await claims.claim(world.run, ClaimRequest(trainer="t", want=1))
     assert batch.claim_id is not None
     await RunSwitch(world.database, world.signals, world.clock).archive("policy")
+    deletion = RunDeletion(
+        database=world.database, signals=world.signals, clock=world.clock, weights_dir=tmp_path / "none"
+    )
     with pytest.raises(Conflict, match="a trainer works on trajectories"):
-        await world.runs.delete("policy", is_served=False)
+        await deletion.delete("policy", confirm="policy", is_served=False)
     assert (await claims.claim(world.run, ClaimRequest(trainer="t", want=1))).claim_id is None
     reply = await versions_of(world).commit(world.run, commit_request([batch.claim_id], 0, publish(tmp_path)))
     assert reply.version == 1
-    with pytest.raises(Conflict, match="base-rl runs archive policy"):
-        await world.runs.delete("policy", is_served=False)
+    assert await deletion.delete("policy", confirm="policy", is_served=False)
