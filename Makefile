@@ -10,7 +10,7 @@ ENGINE ?= embedded
 PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-gpu chaos checkpoint clean trace-call
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-gpu chaos checkpoint clean trace-call
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -129,6 +129,9 @@ bench-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## a training step on a CUDA device, 
 
 chaos: setup  ## kill -9 at random times, a lying engine, a hostile client, a full disk, five connections, on both databases; and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
 	$(BIN)/python -m benchmarks.chaos $(if $(KILLS),--seconds $(KILLS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)
+
+bench-jobs: setup-dev  ## 10,000 background jobs, workers killed every ten seconds, in-process and by Celery -> benchmarks/results/jobs.json (needs redis-server; SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.jobs $(if $(SHORT),--short)
 
 checkpoint: setup  ## make the demo's checkpoint anew (a few minutes)
 	$(BIN)/python -m agents_examples.calculator.make_checkpoint

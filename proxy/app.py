@@ -28,6 +28,7 @@ from proxy.http.admission import BodyAdmission, BodyBytes
 from proxy.http.boundary import RequestBoundary, RequestObserver
 from proxy.http.plain_routes import PlainRoutes
 from proxy.http.services import provide
+from proxy.jobs import endpoints as job_endpoints
 from proxy.keys import endpoints as key_endpoints
 from proxy.log import logger
 from proxy.metrics import Metrics
@@ -162,6 +163,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
         run_endpoints.router,
         key_endpoints.router,
         engine_endpoints.router,
+        job_endpoints.router,
         ledger_endpoints.router,
         admin_endpoints.router,
     ):

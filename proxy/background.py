@@ -39,11 +39,17 @@ async def start_background(services: Services, stack: AsyncExitStack) -> None:
         await services.credentials.write_uses()
         await services.sessions.sweep()
         await services.claims.expire()
-        await services.retention.sweep()
+        await services.erasing.scrub_if_due()
+        await services.background_jobs.sweeper.sweep()
 
     await stack.enter_async_context(_repeated("sweep", _SWEEP_SECONDS, sweep))
     # A loop of its own: a large run takes minutes, and sweeps must not wait for it.
     await stack.enter_async_context(_repeated("deletions", _DELETIONS_SECONDS, services.run_deletion.finish_all))
+    # Last, so that it stops first: its jobs use the store and whatever their handlers need.
+    jobs = services.background_jobs
+    await stack.enter_async_context(_running("jobs", jobs.worker.run()))
+    if jobs.dispatcher is not None:
+        await stack.enter_async_context(_running("dispatcher", jobs.dispatcher.run()))
     await stack.enter_async_context(_repeated("descriptors", CHECK_SECONDS, DescriptorWatch().check))
 
 

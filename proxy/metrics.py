@@ -85,11 +85,13 @@ class LastStep(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Stored:
     """Figures from the store: `sessions` as (run, training state) → count, `revised` as run → count, `steps` by
-    run."""
+    run, `jobs` as (kind, state) → count, `oldest_jobs` as kind → seconds for which a job has been due."""
 
     sessions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     revised: Mapping[str, int] = field(default_factory=dict)
     steps: Mapping[str, LastStep] = field(default_factory=dict)
+    jobs: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    oldest_jobs: Mapping[str, float] = field(default_factory=dict)
 
 
 class Activity(Protocol):
@@ -220,6 +222,22 @@ class Metrics:
             "base_rl_step_timestamp_seconds", "When, in Unix time.", ["run"], registry=self.registry
         )
 
+        self._jobs = Gauge(
+            "base_rl_jobs", "Unfinished and dead background jobs by state.", ["kind", "state"], registry=self.registry
+        )
+        self._oldest_job = Gauge(
+            "base_rl_job_oldest_seconds",
+            "For how long the job that has been due longest has been waiting.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self._job_seconds = _Seconds(
+            self.registry,
+            "base_rl_job_seconds",
+            "Attempts at background jobs, by how they ended.",
+            ("kind", "outcome"),
+        )
+
     def request_finished(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request. `route` is the path's pattern instead of the path, so that the label has few values."""
         self._requests.add((method, route, status))
@@ -269,6 +287,9 @@ class Metrics:
     def weights_wrong(self) -> None:
         self._wrong_weights.inc()
 
+    def job_ended(self, *, kind: str, outcome: str, seconds: float) -> None:
+        self._job_seconds.add((kind, outcome), seconds)
+
     def render(self, stored: Stored) -> bytes:
         """Return the metrics in Prometheus's text format. Unknown figures are left out."""
         self._sessions.clear()
@@ -277,8 +298,12 @@ class Metrics:
         self._revised.clear()
         for run, count in stored.revised.items():
             self._revised.labels(run).set(count)
-        for gauge in (self._step, self._step_version, self._step_at):
+        for gauge in (self._step, self._step_version, self._step_at, self._jobs, self._oldest_job):
             gauge.clear()
+        for (kind, state), count in stored.jobs.items():
+            self._jobs.labels(kind, state).set(count)
+        for kind, seconds in stored.oldest_jobs.items():
+            self._oldest_job.labels(kind).set(seconds)
         for run, step in stored.steps.items():
             self._step_version.labels(run).set(step.version)
             self._step_at.labels(run).set(step.at)

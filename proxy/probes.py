@@ -58,9 +58,12 @@ async def metrics(request: Request) -> Response:
     stored = Stored()
     # While the store is away, the figures that this process counted itself are still worth reading.
     with suppress(StoreUnavailable):
+        jobs = await services.jobs.kinds()
         stored = Stored(
             sessions=await services.overview.sessions_by_training(),
             revised=await services.sessions.count_revised(),
             steps=await services.overview.last_steps(),
+            jobs={(kind.kind, state): count for kind in jobs for state, count in kind.counts()},
+            oldest_jobs={kind.kind: kind.oldest_seconds for kind in jobs},
         )
     return Response(services.metrics.render(stored), media_type=CONTENT_TYPE)

@@ -16,6 +16,9 @@ from proxy.engines.activity import EngineActivity
 from proxy.engines.faults import EngineFaults
 from proxy.engines.protocol import Engine
 from proxy.feedback.service import FeedbackService
+from proxy.job_kinds import job_kinds
+from proxy.jobs.service import JobService
+from proxy.jobs.setup import Jobs, build_jobs
 from proxy.lifecycle.signals import Signals
 from proxy.limits.service import RunLimits
 from proxy.metrics import Metrics
@@ -67,6 +70,8 @@ class Services:
     transfer: TransferService
     erasing: EraseService
     retention: RetentionService
+    jobs: JobService
+    background_jobs: Jobs
     engines: EnginePool
     engine_directory: EngineDirectory
     calls: CallService
@@ -104,6 +109,16 @@ async def build_services(
     feedback = FeedbackService(database, signals, clock, observer=metrics)
     asked = AskedBatches()
     erasing = EraseService(database, runs, credentials, signals, clock, observer=metrics)
+    retention = RetentionService(database, runs, erasing, clock)
+    jobs = build_jobs(
+        settings.jobs,
+        database=database,
+        kinds=job_kinds(database=database, settings=settings.jobs, clock=clock, eraser=erasing, retention=retention),
+        signals=signals,
+        clock=clock,
+        observer=metrics,
+        stack=stack,
+    )
     faults = EngineFaults(clock)
     registry = EngineRegistry(
         database=database,
@@ -196,7 +211,9 @@ async def build_services(
             database=database, clock=clock, signals=signals, pseudonyms_of=credentials.pseudonyms_of
         ),
         erasing=erasing,
-        retention=RetentionService(database, runs, erasing, clock),
+        retention=retention,
+        jobs=jobs.service,
+        background_jobs=jobs,
         engines=engines,
         engine_directory=EngineDirectory(engines),
         calls=calls,

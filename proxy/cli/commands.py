@@ -19,6 +19,7 @@ from proxy.cli.db_commands import db_app
 from proxy.cli.erase_commands import erase
 from proxy.cli.export_commands import export, import_sessions
 from proxy.cli.fit_commands import AS_THEY_ARE, fit
+from proxy.cli.jobs_commands import jobs_app, worker
 from proxy.cli.keys_commands import keys_app
 from proxy.cli.replay_commands import replay
 from proxy.cli.rewards_commands import rewards_app
@@ -63,8 +64,10 @@ app.add_typer(steps_app, name="steps")
 app.add_typer(claims_app, name="claims")
 app.add_typer(keys_app, name="keys")
 app.add_typer(rewards_app, name="rewards")
+app.add_typer(jobs_app, name="jobs")
 app.add_typer(db_app, name="db")
 app.command()(train)
+app.command()(worker)
 app.command(context_settings=AS_THEY_ARE)(fit)
 app.command()(replay)
 app.command()(erase)

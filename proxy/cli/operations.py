@@ -123,6 +123,23 @@ class Operations:
     async def revoke_key(self, key_id: str) -> None:
         await self._ask("DELETE", f"/api/v1/keys/{quote(key_id, safe='')}")
 
+    async def jobs(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return jobs, newest first. `wanted` are the filters of GET /api/v1/jobs."""
+        return await self._list(f"/api/v1/jobs?{urlencode(wanted)}", "jobs")
+
+    async def job_kinds(self) -> dict[str, Any]:
+        return await self._get("/api/v1/jobs/kinds")
+
+    async def job(self, job_id: str) -> dict[str, Any]:
+        return await self._get(f"/api/v1/jobs/{quote(job_id, safe='')}")
+
+    async def change_job(self, job_id: str, change: str) -> dict[str, Any]:
+        """Make one of the changes `retry` and `cancel`."""
+        return await self.send(f"/api/v1/jobs/{quote(job_id, safe='')}/{change}", {}, b"", label=f"the job {job_id}")
+
+    async def retry_dead_jobs(self, wanted: Mapping[str, str]) -> dict[str, Any]:
+        return await self.send("/api/v1/jobs/retry", dict(wanted), b"", label="the dead jobs")
+
     async def health(self) -> dict[str, Any]:
         return await self._get("/api/v1/health")
 

@@ -8,6 +8,7 @@ _NEEDED_BY = {
     "embedded": ("the embedded engine", ("torch", "transformers", "safetensors")),
     "train": ("the trainer", ("torch", "transformers", "safetensors", "peft")),
     "demo": ("the demo's agent", ("openai",)),
+    "celery": ("jobs through Redis", ("celery", "redis")),
 }
 
 

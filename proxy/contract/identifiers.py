@@ -17,6 +17,7 @@ PreferenceId = NewType("PreferenceId", str)
 ClaimId = NewType("ClaimId", str)
 KeyId = NewType("KeyId", str)
 EngineId = NewType("EngineId", str)
+JobId = NewType("JobId", str)
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
@@ -136,6 +137,10 @@ def new_key_id() -> KeyId:
 
 def new_engine_id() -> EngineId:
     return EngineId(_new("eng"))
+
+
+def new_job_id() -> JobId:
+    return JobId(_new("job"))
 
 
 def new_request_id() -> str:

@@ -1,4 +1,4 @@
-"""The states of sessions, claims and runs, as stored, sent and shown."""
+"""The states of sessions, claims, runs and jobs, as stored, sent and shown."""
 
 from __future__ import annotations
 
@@ -63,3 +63,18 @@ class RunState(StrEnum):
     PAUSED = "paused"
     ARCHIVED = "archived"
     DELETED = "deleted"
+
+
+class JobState(StrEnum):
+    """How far background work has come.
+
+    `waiting`: not tried yet. `running`: leased to a worker. `failed`: an attempt failed and another one follows.
+    `done`: completed. `dead`: no attempt follows unless an operator retries it. `cancelled`: by an operator.
+    """
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FAILED = "failed"
+    DONE = "done"
+    DEAD = "dead"
+    CANCELLED = "cancelled"

@@ -63,6 +63,7 @@ class Signals:
     - `trajectories`: a session may have become claimable.
     - `versions`: a version was committed or served.
     - `events`: the event log has new entries.
+    - `jobs`: a job was enqueued, or may run earlier than before.
     - `endings`: sessions may have ended.
     - `erasures`: sessions were erased.
     - `requested_erasures`: sessions were erased on request, not by retention, which only erases sessions long ended.
@@ -75,3 +76,4 @@ class Signals:
         self.trajectories = Signal()
         self.versions = Signal()
         self.events = Signal()
+        self.jobs = Signal()

@@ -2,37 +2,24 @@
 
 A session is marked as erased first. From that commit on it accepts no calls and no rewards, no turn continues one of
 its turns, and no claim contains it. Its content is deleted afterwards in small transactions: within the request if
-there is little, else by the regular sweep, which also finishes what a killed process left. In-memory copies are
-dropped once a process learns of the mark: this process at once, others on the same store when they poll for marks,
-every second.
+there is little, else by a job enqueued with the mark, which also finishes what a killed process left. In-memory
+copies are dropped once a process learns of the mark: this process at once, others on the same store when they poll
+for marks, every second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Protocol
-
 import msgspec
-from sqlalchemy import Connection
 
 from proxy.auth.service import Credentials
 from proxy.clock import Clock
 from proxy.contract.states import TrainingState
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound
-from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
+from proxy.retention.eraser import ErasureObserver, SessionEraser
 from proxy.retention.repository import ErasedReason, ErasureRepository
 from proxy.runs.service import RunDirectory
-
-_SESSIONS_AT_ONCE = 64
-# Bounds of one deleting transaction, which other writes wait for.
-_TURNS_AT_ONCE = 200
-# Transactions in one request or sweep; the next sweep continues.
-_BATCHES = 20
-# How far back polling reads marks again: the clocks of proxies differ, and a mark's commit comes after its time.
-_OVERLAP_SECONDS = 60.0
 
 
 class ErasureTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,14 +57,8 @@ class ErasureReport(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class ErasureObserver(Protocol):
-    """Receives erasures after their commit, for metrics. It must neither raise nor block."""
-
-    def sessions_erased(self, sessions: int, *, reason: str) -> None: ...
-
-
-class EraseService:
-    """Marks sessions as erased, deletes the content of marked ones, and polls for marks of other processes."""
+class EraseService(SessionEraser):
+    """Erases sessions on request."""
 
     def __init__(
         self,
@@ -88,14 +69,9 @@ class EraseService:
         clock: Clock,
         observer: ErasureObserver | None = None,
     ) -> None:
-        self._database = database
+        super().__init__(database, signals, clock, observer)
         self._runs = runs
         self._credentials = credentials
-        self._signals = signals
-        self._clock = clock
-        self._observer = observer
-        self._seen_marks: dict[str, float] = {}
-        self._scrubbing_due = True
 
     async def erase(self, target: ErasureTarget, *, dry_run: bool = False) -> ErasureReport:
         """Erase the target's sessions and report on them. A repetition also erases what was recorded since.
@@ -127,50 +103,6 @@ class EraseService:
             dry_run=dry_run,
         )
 
-    async def mark(self, session_ids: Sequence[str], reason: ErasedReason, *, by: str) -> int:
-        """Mark sessions as erased. Return how many were not marked before."""
-        if not session_ids:
-            return 0
-        now = self._clock()
-        marked = await self._database.commit(partial(_mark, session_ids, reason, by, now))
-        if marked:
-            self._signals.trajectories.notify()
-            self._signals.events.notify()
-            if self._observer is not None:
-                self._observer.sessions_erased(marked, reason=reason.value)
-        self._notify(session_ids, requested=session_ids if reason is ErasedReason.REQUESTED else ())
-        return marked
-
-    async def empty(self, session_ids: Sequence[str] | None = None) -> int:
-        """Delete content of these sessions, or of all marked ones, up to a bound. Return how many have none left."""
-        emptied = 0
-        for _ in range(_BATCHES):
-            part = await self._database.read(
-                lambda found: ErasureRepository(found).to_empty(session_ids, _SESSIONS_AT_ONCE)
-            )
-            if not part:
-                break
-            # SQLite keeps deleted content in free pages and the log until it is scrubbed. A failed scrub is retried
-            # by the next sweep.
-            self._scrubbing_due = True
-            emptied += await self._database.commit(partial(_empty, part, self._clock()))
-        if self._scrubbing_due:
-            self._scrubbing_due = not await self._database.scrub()
-        return emptied
-
-    async def poll_marks(self) -> None:
-        """Notify this process of sessions that other processes erased."""
-        since = max(self._seen_marks.values(), default=self._clock()) - _OVERLAP_SECONDS
-        rows = await self._database.read(lambda found: ErasureRepository(found).marked_since(since))
-        new = [row for row in rows if row.id not in self._seen_marks]
-        self._seen_marks = {row.id: row.erased_at for row in rows}
-        requested = [row.id for row in new if row.erased_reason == ErasedReason.REQUESTED.value]
-        self._notify([row.id for row in new], requested=requested)
-
-    def _notify(self, session_ids: Sequence[str], *, requested: Sequence[str]) -> None:
-        self._signals.erasures.notify(session_ids)
-        self._signals.requested_erasures.notify(requested)
-
     async def _find(self, target: ErasureTarget) -> list[str]:
         if (target.session is None) == (target.user is None):
             raise InvalidRequest("give either session or user, not both", param="session")
@@ -185,15 +117,3 @@ class EraseService:
                 f"there is no session {name!r}; an erased session is found only by its id", param="session"
             )
         return session_ids
-
-
-def _mark(session_ids: Sequence[str], reason: ErasedReason, by: str, now: float, connection: Connection) -> int:
-    marked = ErasureRepository(connection).mark(session_ids, reason, now)
-    for run_id, count in marked.items():
-        data = {"count": count, "reason": reason.value, "by": by}
-        append_event(connection, run_id=run_id, kind="sessions.erased", data=data, now=now)
-    return sum(marked.values())
-
-
-def _empty(session_ids: Sequence[str], now: float, connection: Connection) -> int:
-    return ErasureRepository(connection).empty(session_ids, turns=_TURNS_AT_ONCE, now=now)

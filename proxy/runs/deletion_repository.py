@@ -16,6 +16,7 @@ from proxy.database.tables import (
     ClaimRow,
     EventRow,
     GroupRow,
+    JobRow,
     PolicyVersionRow,
     PreferenceRow,
     RewardRow,
@@ -118,7 +119,8 @@ class DeletionRepository:
 
     def delete_some(self, run_id: str) -> bool:
         """Delete some rows that no session refers to any more. Return False if none are left."""
-        for table, key in ((ClaimRow, ClaimRow.id), (GroupRow, GroupRow.id), (EventRow, EventRow.id)):
+        tables = ((ClaimRow, ClaimRow.id), (GroupRow, GroupRow.id), (EventRow, EventRow.id), (JobRow, JobRow.id))
+        for table, key in tables:
             some = select(key).where(table.run_id == run_id).limit(_ROWS_AT_ONCE).scalar_subquery()
             if self._connection.execute(delete(table).where(key.in_(some))).rowcount:
                 return True

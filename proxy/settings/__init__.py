@@ -9,6 +9,7 @@ from __future__ import annotations
 from proxy.settings.content import RedactionRuleName, RedactionSettings, RetentionSettings
 from proxy.settings.database import DEFAULT_CONNECTIONS, DatabaseSettings
 from proxy.settings.engine import EngineKind, EngineSettings, NamedEngineSettings
+from proxy.settings.jobs import JobSettings
 from proxy.settings.loading import Settings, as_environment, describe, load_settings, opentelemetry_is_set_up
 from proxy.settings.rewards import RewardNumber, RewardSettings
 from proxy.settings.run import (
@@ -30,6 +31,7 @@ __all__ = [
     "EngineKind",
     "EngineSettings",
     "ImageMode",
+    "JobSettings",
     "LimitSettings",
     "NamedEngineSettings",
     "ReasoningParserName",

@@ -21,6 +21,7 @@ from proxy.contract.configuration import (
 from proxy.settings import runs as run_tables
 from proxy.settings.database import DatabaseSettings
 from proxy.settings.engine import EngineName, EngineSettings, NamedEngineSettings
+from proxy.settings.jobs import JobSettings
 from proxy.settings.run import RunSettings
 from proxy.settings.section import ConfigurationError, Section
 from proxy.settings.server import BootstrapSettings, RequestSettings, ServerSettings
@@ -33,6 +34,7 @@ class Settings(Section):
     requests: RequestSettings = RequestSettings()
     bootstrap: BootstrapSettings = BootstrapSettings()
     database: DatabaseSettings = DatabaseSettings()
+    jobs: JobSettings = JobSettings()
     engine: EngineSettings = EngineSettings()
     engines: dict[EngineName, NamedEngineSettings] = Field(default_factory=dict)
     run: RunSettings = RunSettings()
@@ -104,7 +106,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
             elif value is not None:
                 environment[path] = str(value)
 
-    for name in ("server", "requests", "database", "engine", "run"):
+    for name in ("server", "requests", "database", "jobs", "engine", "run"):
         add(f"{ENVIRONMENT_PREFIX}{name.upper()}", getattr(settings, name))
     # One variable: names of runs may have characters and capitals that a variable's name cannot have.
     tables = {name: run.model_dump(mode="json", by_alias=True) for name, run in settings.runs.items()}

@@ -54,7 +54,7 @@ async def add_run(database: Database, *, name: str = "calculator", now: float = 
                 name=name,
                 state="active",
                 base_model="agents_examples/calculator/checkpoint",
-                config=RunSettings(name=name, model="x").model_dump(mode="json"),
+                config=RunSettings(name=name, model="x").stored,
                 head_version=0,
                 serving_version=0,
                 created_at=now,

@@ -7,6 +7,7 @@ Import tables from this package, not from its modules: only then does `Base.meta
 
 from proxy.database.tables.base import Base, Big
 from proxy.database.tables.engines import EngineReportRow, EngineRow
+from proxy.database.tables.jobs import JobRow, JobScheduleRow
 from proxy.database.tables.rewards import PreferenceRow, RewardRow
 from proxy.database.tables.runs import ApiKeyRow, EventRow, RateLimitRow, RunRow, SignOutRow, WriteProbeRow
 from proxy.database.tables.sessions import GroupRow, SessionRow, SessionUserRow
@@ -24,6 +25,8 @@ __all__ = [
     "EngineRow",
     "EventRow",
     "GroupRow",
+    "JobRow",
+    "JobScheduleRow",
     "PolicyVersionRow",
     "PreferenceRow",
     "RateLimitRow",

@@ -1,0 +1,50 @@
+"""The kinds of jobs that this version can run, built from the services that their handlers need.
+
+A proxy and a `base-rl worker` register the same kinds.
+"""
+
+from __future__ import annotations
+
+from proxy.clock import Clock
+from proxy.database.unit_of_work import Database
+from proxy.jobs.kinds import JobFailure, JobKind, JobKinds, RunningJob, Schedule
+from proxy.jobs.sweeping import cleaning
+from proxy.retention.eraser import EMPTYING, SessionEraser
+from proxy.retention.retention import RetentionService
+from proxy.settings import JobSettings
+
+# Retention is a matter of days: a minute more is not noticed, and an idle proxy writes four small rows for it.
+RETENTION_SECONDS = 60.0
+
+
+def job_kinds(
+    *,
+    database: Database,
+    settings: JobSettings,
+    clock: Clock,
+    eraser: SessionEraser,
+    retention: RetentionService,
+) -> JobKinds:
+    """Return all kinds with their schedules."""
+
+    async def empty(_job: RunningJob) -> None:
+        # Repeating it does no harm, so it needs no transaction with the completion.
+        if not await eraser.empty_all():
+            raise JobFailure("a reader prevents SQLite's log from being emptied of erased content")
+
+    async def retain(job: RunningJob) -> dict[str, int]:
+        erased = await retention.sweep_all()
+        await empty(job)
+        return {"erased": erased}
+
+    kinds = JobKinds(
+        [
+            JobKind(name=EMPTYING, handler=empty, concurrency=1),
+            JobKind(name="retention", handler=retain, concurrency=1),
+        ],
+        [Schedule(name="retention", kind="retention", every_seconds=RETENTION_SECONDS)],
+    )
+    kind, schedule = cleaning(database, settings, clock)
+    kinds.register(kind)
+    kinds.add_schedule(schedule)
+    return kinds

@@ -1,0 +1,97 @@
+"""`base-rl worker`: a process that runs background jobs whose ids come through Redis. It needs the proxies' database.
+
+Nothing is lost if it is killed: its leases pass, and another worker has the jobs. While Redis is away, it goes on
+with the jobs that it finds in the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from proxy.clock import system_clock
+from proxy.contract.extras import missing_packages
+from proxy.database.unit_of_work import Database
+from proxy.job_kinds import job_kinds
+from proxy.jobs.kinds import JobKinds
+from proxy.jobs.running import JobRunner
+from proxy.jobs.worker import JobWorker
+from proxy.lifecycle.signals import Signals
+from proxy.log import logger
+from proxy.metrics import Metrics
+from proxy.retention.eraser import SessionEraser
+from proxy.retention.retention import RetentionService
+from proxy.runs.service import RunDirectory
+from proxy.settings import ConfigurationError, Settings
+from proxy.startup import open_database
+
+# How long a due job's message may take before workers take the job without it.
+LATE_SECONDS = 15.0
+
+_LOG = logger(__name__)
+
+MakeKinds = Callable[[Database, Settings, Signals, Metrics], JobKinds]
+
+
+def worker_kinds(database: Database, settings: Settings, signals: Signals, metrics: Metrics) -> JobKinds:
+    """Return the kinds that a worker runs, with the services that they need."""
+    clock = system_clock
+    eraser = SessionEraser(database, signals, clock, observer=metrics)
+    retention = RetentionService(database, RunDirectory(database, clock), eraser, clock)
+    return job_kinds(database=database, settings=settings.jobs, clock=clock, eraser=eraser, retention=retention)
+
+
+def run_worker(
+    settings: Settings,
+    *,
+    concurrency: int | None = None,
+    metrics_port: int | None = None,
+    make_kinds: MakeKinds = worker_kinds,
+    late_seconds: float = LATE_SECONDS,
+) -> None:
+    """Run jobs until SIGTERM or SIGINT. `metrics_port` serves /metrics for Prometheus on all addresses.
+
+    Raise ConfigurationError without a broker or its packages, and StoreUnavailable if the database does not answer.
+    """
+    if settings.jobs.broker is None:
+        raise ConfigurationError(
+            "jobs.broker: no broker is named, so the proxies run all jobs themselves; set it to the address of a "
+            "Redis (in the file or as BASE_RL_JOBS__BROKER) for them and for the workers"
+        )
+    if reason := missing_packages("celery"):
+        raise ConfigurationError(reason)
+    from proxy.jobs import celery_worker
+
+    name = celery_worker.worker_name()
+    places = concurrency or settings.jobs.concurrency
+    metrics = Metrics()
+    if metrics_port is not None:
+        from prometheus_client import start_http_server
+
+        start_http_server(metrics_port, registry=metrics.registry)
+
+    async def start() -> tuple[celery_worker.SentJobs, Callable[[], Awaitable[None]]]:
+        database = await open_database(settings)
+        signals = Signals()
+        runner = JobRunner(
+            database,
+            make_kinds(database, settings, signals, metrics),
+            signals,
+            system_clock,
+            worker=name,
+            concurrency=places,
+            lease_seconds=settings.jobs.lease_seconds,
+            observer=metrics,
+        )
+        worker = JobWorker(runner, database, signals, system_clock, late_seconds=late_seconds)
+        task = asyncio.create_task(worker.run(), name="job worker")
+        _LOG.info("ready", worker=name, concurrency=places)
+
+        async def close() -> None:
+            task.cancel()
+            await asyncio.wait([task])
+            await database.aclose()
+
+        return celery_worker.SentJobs(runner, database, signals), close
+
+    celery_worker.serve(settings.jobs, start, name=name, concurrency=places, log_level=settings.server.log_level)
