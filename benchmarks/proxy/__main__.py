@@ -5,7 +5,8 @@ The scripted engine without delay, the load generator and the proxies share the 
 turn before its answer is complete. Writes `benchmarks/results/proxy.json` and prints the figures last; the exit
 status is 0 if the targets were reached.
 
-`--systems base_rl --looks short turns` measures a part and writes nothing; `--short` only shows whether it runs;
+`--systems base_rl base_rl_many --looks short` measures a part, here the cost of many runs in the store,
+and writes nothing; `--short` only shows whether it runs;
 `--profile` also records a profile of base-rl's proxy.
 """
 
@@ -28,11 +29,11 @@ from benchmarks.proxy.conversations import LONG_TURNS
 from benchmarks.proxy.environments import LITELLM, RLLM_GATEWAY
 from benchmarks.proxy.measures import Effort
 from benchmarks.proxy.profile import Profiler
-from benchmarks.proxy.systems import BASE_RL, BASE_RL_FSYNC, LITELLM_NAME, RLLM_NAME, Bench, System
+from benchmarks.proxy.systems import BASE_RL, BASE_RL_FSYNC, BASE_RL_MANY, LITELLM_NAME, RLLM_NAME, Bench, System
 
 RESULT = Path(__file__).parents[1] / "results" / "proxy.json"
 FOLDER = Path(".base-rl") / "bench-proxy"
-ALL = (BASE_RL, RLLM_NAME, LITELLM_NAME, BASE_RL_FSYNC)
+ALL = (BASE_RL, RLLM_NAME, LITELLM_NAME, BASE_RL_FSYNC, BASE_RL_MANY)
 LOOKS = ("one", "first_token", "short", "long", "half_load", "turns")
 FULL = Effort(seconds=4.0, long_clients=8, conversations=40)
 SHORT = Effort(seconds=0.3, long_clients=2, conversations=2)
@@ -60,16 +61,21 @@ async def look(bench: Bench, system: System, looks: tuple[str, ...], effort: Eff
 
 
 async def run(
-    names: tuple[str, ...], looks: tuple[str, ...], effort: Effort, rounds: int, profiler: Profiler | None
+    names: tuple[str, ...],
+    looks: tuple[str, ...],
+    effort: Effort,
+    rounds: int,
+    profiler: Profiler | None,
+    runs: int,
 ) -> dict[str, Any]:
     """Return figures by system: medians over the rounds. Every round measures every system."""
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    with Bench(folder=FOLDER) as bench:
+    with Bench(folder=FOLDER, runs=runs) as bench:
         for name in names:
             print(f"starting {name} …", flush=True)
             await measures.check(bench.start(name))
         if profiler is not None:
-            profiler.begin(bench.systems[BASE_RL].measured)
+            profiler.begin(bench.systems[BASE_RL if BASE_RL in names else BASE_RL_MANY].measured)
         for round_ in range(rounds):
             for name in (
                 names if round_ % 2 == 0 else reversed(names)
@@ -79,6 +85,11 @@ async def run(
                 print(f"round {round_ + 1} of {rounds}: {report.line(name, found)}", flush=True)
         if profiler is not None:
             profiler.end()
+    if BASE_RL in seen and BASE_RL_MANY in seen and "short" in seen[BASE_RL][0]:
+        # Within each round, in which they are measured moments apart: a machine changes more over the whole time.
+        for one, many in zip(seen[BASE_RL], seen[BASE_RL_MANY], strict=True):
+            many["short"]["calls_per_s_vs_one"] = many["short"]["calls_per_s"] / one["short"]["calls_per_s"]
+            many["short"]["cpu_vs_one"] = many["short"]["cpu_ms_per_call"] / one["short"]["cpu_ms_per_call"]
     return {name: summary(found) for name, found in seen.items()}
 
 
@@ -101,6 +112,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=FULL.seconds, help="of one look, about (default %(default)s)"
     )
+    parser.add_argument("--runs", type=int, default=200, help=f"in the store of {BASE_RL_MANY} (default %(default)s)")
     parser.add_argument("--short", action="store_true", help="base-rl alone, one round, seconds")
     parser.add_argument("--profile", action="store_true", help=f"profile base-rl's proxy into {FOLDER}/profile.txt")
     options = parser.parse_args()
@@ -112,7 +124,7 @@ def main() -> int:
     effort = SHORT if options.short else dataclasses.replace(FULL, seconds=options.seconds)
     looks = tuple(options.looks)
     try:
-        figures = uvloop.run(run(names, looks, effort, rounds, profiler))
+        figures = uvloop.run(run(names, looks, effort, rounds, profiler, options.runs))
     except BlockingIOError:
         print(f"another benchmark uses {FOLDER}; two at once would measure each other", file=sys.stderr)
         return 1
@@ -120,9 +132,19 @@ def main() -> int:
         print(profiler.report())
     if set(names) != set(ALL) or set(looks) != set(LOOKS):
         print(report.table(figures))
+        if (ratio := figures.get(BASE_RL_MANY, {}).get("short", {}).get("calls_per_s_vs_one")) is not None:
+            print(
+                f"{report.verdict(report.many_runs(ratio))}; CPU {figures[BASE_RL_MANY]['short']['cpu_vs_one']:.2f} x"
+            )
         return 0
     versions = {LITELLM_NAME: LITELLM.version("litellm"), RLLM_NAME: RLLM_GATEWAY.version("rllm-model-gateway")}
-    result = {"machine": describe(), "rounds": rounds, "versions": versions, **report.headline(figures)}
+    result = {
+        "machine": describe(),
+        "rounds": rounds,
+        "runs": options.runs,
+        "versions": versions,
+        **report.headline(figures),
+    }
     result = report.rounded(result)
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\nfor docs/performance.md:\n\n{report.page(result)}\n")

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.proxy import conversations
+from benchmarks.proxy import conversations, store
 from benchmarks.proxy.environments import LITELLM, RLLM_GATEWAY
 from benchmarks.proxy.load import Requests
 from proxy.cli.supervisor import die_with_parent
@@ -36,6 +36,7 @@ SCRIPT = f'[[rule]]\ntext = "{conversations.ANSWER}"\n'
 
 BASE_RL, DIRECT = "base_rl", "direct"
 BASE_RL_FSYNC, ENGINE_FSYNC = "base_rl_fsync", "direct_fsync"
+BASE_RL_MANY, ENGINE_MANY = "base_rl_many", "direct_many"
 LITELLM_NAME, RLLM_NAME, STUB = "litellm", "rllm_gateway", "stub"
 
 
@@ -76,9 +77,11 @@ def _thread_seconds(tasks: Path) -> Iterator[float]:
 
 @dataclass(kw_only=True)
 class Bench:
-    """Starts systems, and ends all of them at the end of the block."""
+    """Starts systems, and ends all of them at the end of the block. `runs` is the number of runs in the store of
+    `BASE_RL_MANY`."""
 
     folder: Path
+    runs: int = 200
     systems: dict[str, System] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
 
@@ -102,6 +105,8 @@ class Bench:
                 ENGINE_FSYNC: lambda: self._direct(ENGINE_FSYNC),
                 BASE_RL: lambda: self._base_rl(BASE_RL, "normal"),
                 BASE_RL_FSYNC: lambda: self._base_rl(BASE_RL_FSYNC, "full"),
+                ENGINE_MANY: lambda: self._direct(ENGINE_MANY),
+                BASE_RL_MANY: lambda: self._base_rl(BASE_RL_MANY, "normal"),
                 STUB: self._stub,
                 LITELLM_NAME: self._litellm,
                 RLLM_NAME: self._rllm_gateway,
@@ -143,7 +148,10 @@ class Bench:
     def _base_rl(self, name: str, synchronous: str) -> System:
         """Start the proxy as `base-rl up` does, with a scripted engine of its own, because it labels the weights of
         its engine."""
-        behind = self.start(DIRECT if name == BASE_RL else ENGINE_FSYNC)
+        behind = self.start({BASE_RL: DIRECT, BASE_RL_FSYNC: ENGINE_FSYNC, BASE_RL_MANY: ENGINE_MANY}[name])
+        if name == BASE_RL_MANY:
+            # One of them is the measured run, which the proxy adds.
+            store.fill(self.folder / name / "base-rl.sqlite3", self.runs - 1, str(MODEL))
         port = free_port()
         environment = {
             "BASE_RL_SERVER__PORT": str(port),

@@ -120,10 +120,13 @@ class RunFigures:
         self._cache.close()
 
     async def refresh(self, runs: Sequence[AnyRow]) -> None:
-        """Compute all figures of these runs that are due, so that the next request need not wait for them."""
+        """Compute the figures that are due and take long, so that the next request need not wait for them."""
         for run in runs:
-            await self.summary(run)
-            await self.curves(run.id)
+            # Figures of smaller runs are counted in milliseconds on request. Counting those of hundreds of runs here
+            # would take a noticeable share of the time of calls.
+            if (await self._totals_of(run.id)).session_count > LARGE:
+                await self.summary(run)
+                await self.curves(run.id)
 
     async def curves(self, run_id: str) -> Curves:
         quick = await self._cache.get(("steps", run_id), lambda: self._step_points(run_id))

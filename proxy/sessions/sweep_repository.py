@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, and_, func, select, update
+from sqlalchemy import Connection, and_, func, or_, select, update
 
 from proxy.contract.states import RunState, SessionState, TrainingState
 from proxy.database.rows import AnyRow
@@ -17,6 +17,24 @@ class SweepRepository:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    def runs_to_sweep(self, *, idle_seconds: float, ended_before: float, now: float) -> set[str]:
+        """Return the ids of runs that may have idle or unrewarded sessions.
+
+        `idle_seconds` is the shortest idle time of any run. Sessions of some run expire if they ended before
+        `ended_before` without a reward, those of other runs later. So runs that are not returned have nothing to
+        sweep, and a run that is returned may have nothing either.
+        """
+        of_run = SessionRow.run_id == RunRow.id
+        idle_at = SessionRow.last_active_at + func.coalesce(SessionRow.idle_seconds, idle_seconds)
+        idle = select(SessionRow.id).where(is_open(), of_run, idle_at <= now)
+        unrewarded = select(SessionRow.id).where(
+            and_(of_run, SessionRow.training == TrainingState.PENDING.value),
+            and_(SessionRow.state == SessionState.ENDED.value, SessionRow.ended_at <= ended_before),
+        )
+        # Subqueries per run, because the indexes of sessions begin with the run.
+        statement = select(RunRow.id).where(or_(idle.exists(), unrewarded.exists()))
+        return set(self._connection.execute(statement).scalars())
 
     def idle(self, *, run_id: str, default_seconds: float, now: float, limit: int) -> list[str]:
         """Return open sessions that had no call for their idle time, longest silent first."""

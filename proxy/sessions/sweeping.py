@@ -39,7 +39,7 @@ class Sweeper:
     async def sweep(self) -> Swept:
         """End idle sessions and expire unrewarded ones, in bounded transactions."""
         ended = expired = 0
-        for run in await self._runs.list_():
+        for run in await self._runs_to_sweep():
             for _ in range(_SWEEP_BATCHES):
                 swept = await self._sweep_batch(run)
                 ended += swept.ended
@@ -51,6 +51,22 @@ class Sweeper:
         if expired:
             self._signals.events.notify()
         return Swept(ended=ended, expired=expired)
+
+    async def _runs_to_sweep(self) -> list[RunView]:
+        """Return the runs that may have sessions to sweep. One query finds them: a transaction for every run, in each
+        sweep, would take time from calls in a store with hundreds of runs."""
+        runs = await self._runs.list_()
+        if not runs:
+            return []
+        now = self._clock()
+        idle_seconds = min(run.settings.session_idle_seconds for run in runs)
+        ended_before = now - min(run.settings.reward_timeout_seconds for run in runs)
+        found = await self._database.read(
+            lambda connection: SweepRepository(connection).runs_to_sweep(
+                idle_seconds=idle_seconds, ended_before=ended_before, now=now
+            )
+        )
+        return [run for run in runs if run.id in found]
 
     async def _sweep_batch(self, run: RunView) -> Swept:
         now = self._clock()

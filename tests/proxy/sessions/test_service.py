@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, func, select
@@ -11,6 +12,7 @@ from proxy.contract.identifiers import new_session_id
 from proxy.contract.states import Outcome, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.database.tables import EventRow, GroupRow, SessionRow
+from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound, PermissionDenied
 from proxy.feedback.service import FeedbackItem
 from proxy.sessions.identification import AttributedBy, Name, SessionHints
@@ -264,6 +266,38 @@ async def test_idle_sessions_end_and_only_those(store: Store) -> None:
         patient.id: ("open", None, "pending"),
         hasty.id: ("ended", "idle", "excluded"),
     }
+
+
+async def test_the_sweep_ends_sessions_of_each_run_by_its_own_settings(store: Store) -> None:
+    hasty = await store.runs.ensure(RunSettings(name="hasty", model="base/model", session_idle_seconds=10))
+    await store.sessions.create(store.run, SessionSpec())
+    await store.sessions.create(hasty, SessionSpec())
+    store.clock.now += 11
+    assert await store.sessions.sweep() == Swept(ended=1, expired=0)
+    assert await store.sessions.sweep() == Swept(ended=0, expired=0)
+    store.clock.now += 889
+    assert await store.sessions.sweep() == Swept(ended=1, expired=0)
+
+
+async def test_a_sweep_reads_as_often_with_one_run_as_with_many(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = 0
+    read = Database.read
+
+    async def counted(database: Database, *arguments: Any, **options: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await read(database, *arguments, **options)
+
+    monkeypatch.setattr(Database, "read", counted)
+    await store.sessions.sweep()
+    alone, reads = reads, 0
+    for number in range(5):
+        await store.runs.ensure(RunSettings(name=f"other-{number}", model="base/model"))
+    reads = 0
+    await store.sessions.sweep()
+    assert reads == alone
 
 
 async def test_a_sweep_of_many_takes_several_batches(store: Store) -> None:
