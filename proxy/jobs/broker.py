@@ -69,6 +69,7 @@ class CeleryBroker:
 
     def __init__(self, url: str, queue: str) -> None:
         self._app = celery_app(url, queue)
+        self._url = url
         self._queue = queue
 
     def queued(self) -> int:
@@ -93,7 +94,8 @@ class CeleryBroker:
         self._app.close()
 
     def _away(self, error: Exception) -> BrokerAway:
-        # kombu and redis raise errors of many classes, and some sockets' own. A connection that failed once is not
-        # used again: Redis may have restarted.
-        self._app.pool.force_close_all()
+        # kombu and redis raise errors of many classes, and some are of sockets. No connection is used again after an
+        # error, because Redis may have restarted. A pool that was closed stays closed: a new application has its own.
+        self._app.close()
+        self._app = celery_app(self._url, self._queue)
         return BrokerAway(f"{type(error).__name__}: {error}")
