@@ -129,8 +129,16 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
-def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock = system_clock) -> Application:
-    """Return the application; its services start with its lifespan. `engine` and `clock` are for tests.
+def create_app(
+    settings: Settings,
+    *,
+    engine: Engine | None = None,
+    engines: Mapping[str, Engine] | None = None,
+    clock: Clock = system_clock,
+) -> Application:
+    """Return the application; its services start with its lifespan.
+
+    For tests: `engine` replaces that of the configuration, `engines` those at some addresses, `clock` the system's.
 
     Raises ConfigurationError without an engine's address. The start raises it for a wrong model, run or database, and
     StoreUnavailable for a database that does not answer.
@@ -146,7 +154,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
         )
     for run in settings.declared_runs:
         check_tool_parser(run.tool_parser)
-    app = Application(settings, {} if engine is None else {engine.name: engine}, clock)
+    app = Application(settings, dict(engines or {}) if engine is None else {engine.name: engine}, clock)
     errors.install(app)
     model_calls = (chat_endpoints.router, messages_endpoints.router, responses_endpoints.router)
     for router in (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -128,11 +128,76 @@ class _EngineBusy(Collector):
         return self.collect()
 
 
+class EngineFigures(Protocol):
+    """The part of the view of an engine that the metrics read."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def calls(self) -> int: ...
+
+    @property
+    def outstanding_tokens(self) -> int: ...
+
+
+_EngineViews = Callable[[], Sequence[EngineFigures]]
+
+
+class _EngineStates(Collector):
+    """The states of the engines, read when the metrics are rendered."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.views: _EngineViews = tuple
+        self._labelnames = ("engine", "state")
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily("base_rl_engine_state", "1 for the engine's state.", labels=self._labelnames)
+        for view in self.views():
+            family.add_metric([view.name, view.state], 1)
+        yield family
+
+    def describe(self) -> Iterable[Metric]:
+        return self.collect()
+
+
+class _EngineLoads(Collector):
+    """The load of each engine, read when the metrics are rendered."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.views: _EngineViews = tuple
+        self._labelnames = ("engine",)
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        calls = GaugeMetricFamily(
+            "base_rl_engine_calls", "Calls of all proxies under way at the engine.", labels=self._labelnames
+        )
+        tokens = GaugeMetricFamily(
+            "base_rl_engine_outstanding_tokens",
+            "Prompts and allowed new tokens of these calls.",
+            labels=self._labelnames,
+        )
+        for view in self.views():
+            calls.add_metric([view.name], view.calls)
+            tokens.add_metric([view.name], view.outstanding_tokens)
+        return (calls, tokens)
+
+    def describe(self) -> Iterable[Metric]:
+        return self.collect()
+
+
 class Metrics:
     """Observer of requests, turns, sessions, limits, rewards and swaps. Its methods neither raise nor wait."""
 
     def __init__(self, activity: Activity | None = None) -> None:
         self.registry = CollectorRegistry()
+        self._engine_states = _EngineStates(self.registry)
+        self._engine_loads = _EngineLoads(self.registry)
         if activity is not None:
             _EngineBusy(self.registry, activity)
         self._requests = _Counts(
@@ -237,6 +302,10 @@ class Metrics:
             "Attempts at background jobs, by how they ended.",
             ("kind", "outcome"),
         )
+
+    def watch_engines(self, views: Callable[[], Sequence[EngineFigures]]) -> None:
+        """Report the engines that `views` returns at the time."""
+        self._engine_states.views = self._engine_loads.views = views
 
     def request_finished(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request. `route` is the path's pattern instead of the path, so that the label has few values."""

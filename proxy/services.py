@@ -31,6 +31,7 @@ from proxy.runs.management import RunManagement
 from proxy.runs.served import ServedRuns
 from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
+from proxy.serving.admission import EngineAdmission
 from proxy.serving.configured import engine_specs
 from proxy.serving.directory import EngineDirectory
 from proxy.serving.pool import EnginePool
@@ -74,6 +75,7 @@ class Services:
     background_jobs: Jobs
     engines: EnginePool
     engine_directory: EngineDirectory
+    engine_admission: EngineAdmission
     calls: CallService
     overview: OverviewService
 
@@ -141,6 +143,7 @@ async def build_services(
         observer=metrics,
     )
     stack.push_async_callback(engines.aclose)
+    metrics.watch_engines(engines.views)
     calls = CallService(
         settings=settings,
         runs=runs,
@@ -215,7 +218,10 @@ async def build_services(
         jobs=jobs.service,
         background_jobs=jobs,
         engines=engines,
-        engine_directory=EngineDirectory(engines),
+        engine_directory=EngineDirectory(
+            pool=engines, registry=registry, database=database, signals=signals, clock=clock
+        ),
+        engine_admission=EngineAdmission(runs=runs, make_engine=make_engine, context_length=calls.context_length),
         calls=calls,
         overview=overview,
     )

@@ -16,6 +16,7 @@ from proxy.cli.asking import ask_and_show
 from proxy.cli.claims_commands import claims_app
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir, Url, finish, out
 from proxy.cli.db_commands import db_app
+from proxy.cli.engines_commands import engines_app
 from proxy.cli.erase_commands import erase
 from proxy.cli.export_commands import export, import_sessions
 from proxy.cli.fit_commands import AS_THEY_ARE, fit
@@ -59,6 +60,7 @@ def base_rl(
 
 
 app.add_typer(runs_app, name="runs")
+app.add_typer(engines_app, name="engines")
 app.add_typer(sessions_app, name="sessions")
 app.add_typer(steps_app, name="steps")
 app.add_typer(claims_app, name="claims")

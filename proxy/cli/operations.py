@@ -106,6 +106,20 @@ class Operations:
     async def add_reward(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self.send("/v1/feedback", {}, json.dumps(body).encode(), label="the reward")
 
+    async def engines(self) -> list[dict[str, Any]]:
+        return await self._list("/api/v1/engines", "engines")
+
+    async def add_engine(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self.send("/api/v1/engines", {}, json.dumps(body).encode(), label="the new engine")
+
+    async def switch_engine(self, name: str, change: str, *, force: bool = False) -> dict[str, Any]:
+        """Make one of the changes `drain` and `resume`."""
+        query = {"force": "true"} if force else {}
+        return await self.send(f"{_engine_path(name)}/{change}", query, b"", label=f"the engine {name}")
+
+    async def remove_engine(self, name: str, *, force: bool) -> None:
+        await self._ask("DELETE", _engine_path(name) + ("?force=true" if force else ""))
+
     async def keys(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return keys, newest first. `wanted` are the filters of GET /api/v1/keys."""
         return await self._list(f"/api/v1/keys?{urlencode(wanted)}", "keys")
@@ -205,6 +219,10 @@ class Operations:
         if reply.status_code in (401, 403):
             return ProxyUnreachable(f"{self.base_url} refuses the key; pass an admin key with --api-key")
         return ProxyUnreachable(f"{self.base_url} answers {reply.status_code} for {what}: {_said(reply)}")
+
+
+def _engine_path(name: str) -> str:
+    return f"/api/v1/engines/{quote(name, safe='')}"
 
 
 def _path_of(run: str) -> str:

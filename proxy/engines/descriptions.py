@@ -25,6 +25,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     enable_deterministic_inference: bool = False
     adapters_from_disk: bool = False
     enable_lora: bool | None = None
+    context_length: int | None = None
     max_running_requests: int | None = None
     internal_states: list[SchedulerState] = []
 

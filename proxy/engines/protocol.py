@@ -80,8 +80,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     default. `adapters`: `load_weights` also accepts a directory with a LoRA adapter in peft's format, and serves it
     over the base model that its configuration names. `named_adapters`: `load_adapter` adds adapters to the loaded
     model by name. `adapter_names` are the adapters in memory; the engine may have put others aside, which it loads
-    again when a request names them. `max_running` is the number of requests that it runs at once; None: it does not
-    report it."""
+    again when a request names them. `max_running` is the number of requests that it runs at once, `context_length`
+    that of tokens in a prompt with its answer; None: it does not report it."""
 
     model_path: str
     weight_label: str
@@ -89,6 +89,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     named_adapters: bool = False
     adapter_names: tuple[str, ...] = ()
     max_running: int | None = None
+    context_length: int | None = None
 
 
 class Engine(Protocol):

@@ -82,6 +82,7 @@ class SglangEngine:
         self._takes_adapters = False
         self._names_adapters = False
         self._max_running: int | None = None
+        self._context_length: int | None = None
         self._interim_key: str | None = None
         self._pause_mode: PauseMode | None = None
         self._aborts: set[asyncio.Task[None]] = set()
@@ -229,6 +230,7 @@ class SglangEngine:
             named_adapters=self._names_adapters,
             adapter_names=tuple(await self._adapter_paths()) if self._names_adapters else (),
             max_running=self._max_running,
+            context_length=self._context_length,
         )
 
     async def draws_by_seed(self) -> bool:
@@ -245,6 +247,7 @@ class SglangEngine:
         self._takes_adapters = server.adapters_from_disk
         self._names_adapters = bool(server.enable_lora)
         self._max_running = server.max_running
+        self._context_length = server.context_length
 
     async def _model_info(self) -> ModelInfo:
         model = await self._read("/model_info", ModelInfo)

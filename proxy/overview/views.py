@@ -168,11 +168,11 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     - `drained`: it takes no new calls, and all have ended.
 
     `run` is the name of the one run that it is dedicated to. `origin` is `configured`, `local` (started by `base-rl
-    up`) or `api`; `desired` is `serving` or `draining`. `versions` are what it serves, by the names of its runs; None
-    where it serves none yet. `adapters` are the LoRA adapters in its memory. `calls` is the number of calls under way
-    of all `proxies` that use it, `outstanding_tokens` their prompts and allowed new tokens; the figures of other
-    proxies are some seconds old. `capacity` is the number of generations that one proxy has there at once; further
-    calls wait. `seen_at` is when it last answered a proxy.
+    up`) or `api`; `desired` is `serving`, `draining` or `drained`. `versions` are what it serves, by the names of its
+    runs; None where it serves none yet. `adapters` are the LoRA adapters in its memory. `calls` is the number of
+    calls under way of all `proxies` that use it, `outstanding_tokens` their prompts and allowed new tokens; the
+    figures of other proxies are some seconds old. `capacity` is the number of generations that one proxy has there at
+    once; further calls wait. `seen_at` is when it last answered a proxy.
     """
 
     name: str

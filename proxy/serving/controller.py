@@ -52,10 +52,13 @@ NO_OBSERVER: SwapObserver = _NoObserver()
 class ControllerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What a controller works with: an engine with its load, a run, and the services of the proxy.
 
+    `engine_name` is the name that events give the engine.
+
     `newest` returns the newest version of the run that any engine serves; None: the run has no other engine.
     """
 
     engine: Engine
+    engine_name: str = ""
     load: EngineLoad
     run_id: RunId
     database: Database
@@ -82,7 +85,7 @@ class RunController(ABC):
         self._observer = setup.observer
         self._newest = setup.newest or (lambda: self.version)
         self._records = ServingRecords(database=setup.database, signals=signals, clock=setup.clock, run_id=run_id)
-        self._health = EngineHealth(setup.engine, self._records, run_id)
+        self._health = EngineHealth(setup.engine, self._records, run_id, setup.engine_name or setup.engine.name)
         self._base_model = BaseModelCheck()
         self._check = TargetCheck(setup.inspector, finished=signals.versions.notify)
         self._faults = VersionFaults(

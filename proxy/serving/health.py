@@ -29,7 +29,9 @@ class EngineHealth:
     the last loss.
     """
 
-    def __init__(self, engine: Engine, records: ServingRecords, run_id: RunId) -> None:
+    def __init__(self, engine: Engine, records: ServingRecords, run_id: RunId, engine_name: str) -> None:
+        """`engine_name` is the name that events give the engine."""
+        self._engine_name = engine_name
         self._engine = engine
         self._records = records
         self._run_id = run_id
@@ -79,8 +81,8 @@ class EngineHealth:
         before, self._is_ready = self._is_ready, True
         if before is True:
             return
-        data: dict[str, object] = {"version": version}
-        _LOG.info("engine ready", engine=self._engine.name, **data)
+        data: dict[str, object] = {"engine": self._engine_name, "version": version}
+        _LOG.info("engine ready", **data)
         await self._records.append_event("engine.ready", data)
 
     async def report_lost(self, reason: str) -> None:
@@ -92,4 +94,4 @@ class EngineHealth:
             _LOG.info("engine not ready yet", engine=self._engine.name, reason=reason)
         elif before:
             _LOG.warning("engine lost", engine=self._engine.name, reason=reason)
-            await self._records.append_event("engine.lost", {"reason": reason})
+            await self._records.append_event("engine.lost", {"engine": self._engine_name, "reason": reason})

@@ -77,6 +77,7 @@ class EnginePool:
         self._removed: list[PooledEngine] = []
         """Engines that this proxy uses no more, whose calls have not ended."""
         self._is_started = False
+        self._refreshing = asyncio.Lock()
         self._serving: dict[RunId, tuple[RunController, ...]] = {}
         """Controllers by run, one for every engine that the run is placed on."""
         self._unplaced: tuple[RunView, ...] = ()
@@ -194,6 +195,12 @@ class EnginePool:
 
     async def refresh(self) -> None:
         """Read the engines and the active runs, place the runs, and report. Raises StoreUnavailable."""
+        # One at a time: the background task and requests that change engines both refresh, and a round waits for the
+        # controllers that it stops.
+        async with self._refreshing:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         await self._registry.read()
         await self._follow(self._registry.records)
         runs = [run for run in await self._runs.list_() if not run.is_archived]
@@ -227,7 +234,13 @@ class EnginePool:
             if (controllers := tuple(m.controllers[run.id] for m in self._members if run.id in m.controllers))
         }
         self._unplaced = tuple(run for run in runs if run.id not in self._serving)
-        await self._registry.report([self._report(member) for member in self._members])
+        reports = {member.record.id: self._report(member) for member in self._members}
+        await self._registry.report(list(reports.values()))
+        for member in self._members:
+            record = member.record
+            is_in_use = reports[record.id].is_in_use or self._registry.others_use(record.id)
+            if record.desired == "draining" and not is_in_use:
+                await self._registry.mark_drained(record)
 
     async def _follow(self, records: Sequence[EngineRecord]) -> None:
         """Connect to engines that are new, and let go of those that are gone."""
@@ -316,6 +329,7 @@ class EnginePool:
         kind = AdapterController if run_id in self._by_adapter else SwapController
         setup = ControllerSetup(
             engine=member.engine,
+            engine_name=member.name,
             load=member.load,
             run_id=run_id,
             database=self._database,

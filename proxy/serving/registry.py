@@ -112,7 +112,7 @@ class EngineRegistry:
                     created_at=now,  # of several engines a little later each, so that they keep their order
                 )
                 repository.insert(record)
-                append_event(connection, run_id=None, kind="engine.added", data=_described(record), now=now)
+                append_event(connection, run_id=None, kind="engine.added", data=described(record), now=now)
                 return record.id
             is_same = (record.url, record.machine) == (spec.url, machine)
             if is_same or not self._is_declared_elsewhere(repository, record, now):
@@ -204,6 +204,18 @@ class EngineRegistry:
         await self._database.commit(write)
         self._written.update({report.engine_id: (report, now) for report in due})
 
+    async def mark_drained(self, record: EngineRecord) -> None:
+        """Record that all calls at a draining engine have ended, unless another proxy has done so."""
+
+        def write(connection: Connection) -> None:
+            if EngineRepository(connection).mark_drained(record.id):
+                append_event(
+                    connection, run_id=None, kind="engine.drained", data=described(record), now=self._clock()
+                )
+
+        await self._database.commit(write)
+        self._signals.events.notify()
+
     async def withdraw(self) -> None:
         """Delete the reports of this proxy, which ends: others need not wait until they count no more."""
         name = self.identity.name
@@ -246,7 +258,8 @@ def _names(name: str) -> Iterator[str]:
         yield f"{name}@{this_machine()}-{number}"
 
 
-def _described(record: EngineRecord) -> dict[str, object]:
+def described(record: EngineRecord) -> dict[str, object]:
+    """Return what events tell about an engine."""
     return {"engine": record.name, "base_model": record.base_model, "origin": record.origin}
 
 

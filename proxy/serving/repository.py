@@ -35,7 +35,7 @@ class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_draining(self) -> bool:
         """Whether proxies send no new calls to the engine."""
-        return self.desired == "draining"
+        return self.desired in ("draining", "drained")
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +87,12 @@ class EngineRepository:
 
     def change(self, engine_id: EngineId, **values: Any) -> None:
         self._connection.execute(update(EngineRow).where(EngineRow.id == engine_id).values(**values))
+
+    def mark_drained(self, engine_id: EngineId) -> bool:
+        """Change an engine from draining to drained. Return whether it was draining: of several proxies, one sees
+        True."""
+        draining = update(EngineRow).where(EngineRow.id == engine_id, EngineRow.desired == "draining")
+        return self._connection.execute(draining.values(desired="drained")).rowcount == 1
 
     def delete(self, engine_id: EngineId) -> None:
         """Delete an engine with the reports about it."""

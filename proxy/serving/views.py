@@ -47,12 +47,7 @@ def engine_view(
     )
 
 
-def is_drained(record: EngineRecord, reports: Sequence[EngineReport]) -> bool:
-    """Return whether every proxy has taken its runs off the engine, and all their calls have ended."""
-    return record.is_draining and not any(report.is_in_use for report in reports)
-
-
 def _state(record: EngineRecord, reports: Sequence[EngineReport]) -> str:
     if record.is_draining:
-        return "drained" if is_drained(record, reports) else "draining"
+        return record.desired
     return reports[0].state if reports else "starting"

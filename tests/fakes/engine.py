@@ -33,7 +33,15 @@ class FakeEngine:
     for None as the base, or -1.
     """
 
-    def __init__(self, script: Script, *, label: str = "default", model_path: str = "fake-model") -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        label: str = "default",
+        model_path: str = "fake-model",
+        address: str = "fake://engine",
+    ) -> None:
+        self._address = address
         self.script = script
         self.label = label
         self.model_path = model_path
@@ -60,7 +68,7 @@ class FakeEngine:
 
     @property
     def name(self) -> str:
-        return "fake://engine"
+        return self._address
 
     def _reach(self) -> None:
         if self.down:

@@ -26,7 +26,7 @@ class EngineRow(Base):
     run: Mapped[str | None] = mapped_column(String(64))
     """Name of the one run that the engine is dedicated to. No such run needs to exist yet."""
     origin: Mapped[str] = mapped_column(String(16))  # configured | local | api
-    desired: Mapped[str] = mapped_column(String(16))  # serving | draining
+    desired: Mapped[str] = mapped_column(String(16))  # serving | draining | drained
     lease_owner: Mapped[str | None] = mapped_column(String(160))
     """The proxy that changes what the engine holds (`serving/leases.py`)."""
     lease_until: Mapped[float | None] = mapped_column(Float)
