@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.machine import describe
 from benchmarks.runs.parts import Effort, Part, measure, parts_of
-from benchmarks.runs.report import judged, shown, summary, verdict
+from benchmarks.runs.report import judged, page, shown, summary, verdict
 from benchmarks.runs.rules import RULES
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,9 @@ def main() -> int:
     engines = tuple(options.engines)
     print(verdict(result, engines))
     before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    RESULT.write_text(json.dumps({**before, **result}, indent=1) + "\n")
+    result = {**before, **result}
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\nfor docs/performance.md:\n\n{page(result)}")
     JOURNAL.unlink(missing_ok=True)
     return 0 if all(target.reached for engine in engines for target in judged(engine, result[engine])) else 1
 

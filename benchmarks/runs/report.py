@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.runs.parts import Part
-from benchmarks.targets import Target
+from benchmarks.targets import Target, target_rows
 
 LEAST_OWN, MOST_OTHER = 0.85, 0.15
 LEAST_RATE, MOST_MEMORY = 0.8, 1.5
@@ -65,6 +65,67 @@ def page_rows(figures: Mapping[str, Any]) -> list[list[str]]:
         ]
         for run, found in together["rewards"].items()
     ]
+
+
+def ratio_rows(engine: str, figures: Mapping[str, Any]) -> list[list[str]]:
+    """Return rows of part, trajectories per second, seconds with the start, MiB, and CPU milliseconds per trajectory.
+    Runs that are measured one after another are one row, with the sum of their seconds."""
+    parts = list(figures["parts"].items())
+    groups = {
+        f"{engine}, {len(figures['own_reward'])} runs together": [parts[0][1]],
+        f"{engine}, one after another": [found for name, found in parts[1:] if ", adapter, " in name],
+        f"{engine}, one after another, whole weights": [found for name, found in parts[1:] if ", full, " in name],
+    }
+    return [
+        [
+            name,
+            f"{sum(each['sessions'] for each in found) / sum(each['seconds'] for each in found):.1f}",
+            f"{sum(each['wall'] for each in found):.0f}",
+            f"{statistics.median(each['memory_mib'] for each in found):.0f}",
+            f"{statistics.fmean(sum(each['cpu_ms_per_trajectory'].values()) for each in found):.1f}",
+        ]
+        for name, found in groups.items()
+    ]
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """Return the section "Many runs" of docs/performance.md in Markdown."""
+    engines = [engine for engine in result if engine != "machine"]
+    learnt = [[engine, *row] for engine in engines for row in page_rows(result[engine])]
+    costs = [row for engine in engines for row in ratio_rows(engine, result[engine])]
+    targets = target_rows([target for engine in engines for target in judged(engine, result[engine])])
+    tables = (
+        (["engine", "run", "own reward", "highest by another rule", "versions", "staleness, at most"], learnt),
+        (["runs", "trajectories/s", "seconds", "MiB", "CPU ms"], costs),
+        (["target", "bound", "measured"], targets),
+    )
+    learnt_table, costs_table, targets_table = (_markdown(heading, rows) for heading, rows in tables)
+    walls = ", ".join(f"{result[engine]['wall_vs_one_after_another']:.2f} ({engine})" for engine in engines)
+    return f"""\
+## Many runs
+
+Runs of the calculator over one base model learn at the same time, each a LoRA adapter of rank 16 with another reward
+rule, of which at most one rewards any answer: to use the tool, to break its call, or to guess a number of a certain
+length. One engine serves all of them, one trainer (`--runs all`) trains them, and one proxy is between them, on
+two cores of an {result["machine"]["processor"]}, on {result["machine"]["date"]}: `make bench-runs`. Every run
+completes 960 sessions, 64 at a time; then 128 new sessions are scored by the rules of all runs, and not trained.
+
+{learnt_table}
+
+The same runs do the same work one after another, each with an engine, a proxy and a trainer of its own, as adapters
+and with whole weights. Seconds include the starts. MiB is the most resident memory of engine and trainer together, of
+single runs the median. CPU time is that of engine, proxy, trainer and agents per trajectory.
+
+{costs_table}
+
+{targets_table}
+
+The runs together take this share of the time that they take one after another with whole weights: {walls}.
+"""
+
+
+def _markdown(heading: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [heading, ["---"] * len(heading), *rows])
 
 
 def shown(name: str, found: Mapping[str, Any]) -> str:

@@ -12,9 +12,11 @@ from agents_examples.calculator.tasks import Problem
 from benchmarks.runs.__main__ import EMBEDDED, RUNS, SGLANG, Journal
 from benchmarks.runs.installation import configuration
 from benchmarks.runs.parts import Part, parts_of
-from benchmarks.runs.report import judged, page_rows, summary, verdict
+from benchmarks.runs.report import judged, page, page_rows, summary, verdict
 from benchmarks.runs.rules import RULES, rewards
+from benchmarks.targets import target_rows
 from proxy.settings import load_settings
+from tests.docs.markdown import rows
 
 PROBLEM = Problem(a=12, op="*", b=7)
 
@@ -75,6 +77,14 @@ def test_runs_together_are_compared_with_the_same_runs_alone() -> None:
     assert found["wall_vs_one_after_another"] == 0.5, "60 seconds instead of eight times 15"
     assert all(target.reached for target in judged(EMBEDDED, found))
     assert page_rows(found)[0] == ["solves", "0.90", "0.02", "5", "1"]
+    section = page({"machine": {"processor": "P", "date": "2026-01-02"}, EMBEDDED: found})
+    assert rows(section) == [
+        *([EMBEDDED, *row] for row in page_rows(found)),
+        ["embedded, 8 runs together", "20.0", "60", "880", "20.0"],
+        ["embedded, one after another", "20.0", "120", "800", "20.0"],
+        ["embedded, one after another, whole weights", "20.0", "120", "800", "20.0"],
+        *target_rows(judged(EMBEDDED, found)),
+    ]
     assert "NOT REACHED" not in verdict({EMBEDDED: found}, (EMBEDDED, SGLANG))
 
 

@@ -156,7 +156,8 @@ def test_many_runs() -> None:
     measured = result("runs.json")
     engines = [engine for engine in measured if engine != "machine"]
     text = sections(PAGE)["Many runs"]
-    wanted = [row for engine in engines for row in runs_report.page_rows(measured[engine])]
+    wanted = [[engine, *row] for engine in engines for row in runs_report.page_rows(measured[engine])]
+    wanted += [row for engine in engines for row in runs_report.ratio_rows(engine, measured[engine])]
     wanted += target_rows([target for engine in engines for target in runs_report.judged(engine, measured[engine])])
     assert rows(text) == wanted
     assert f"on {measured['machine']['date']}" in " ".join(text.split())
