@@ -20,6 +20,10 @@ from proxy.runs.service import RunDirectory, RunView
 _FRESH_SECONDS = 1.0
 
 
+# Longer numbers are no versions, and no integer of the database.
+_VERSION_DIGITS = 9
+
+
 class ServingVersions(Protocol):
     """The serving side: engines and the versions that they hold (`proxy.serving`)."""
 
@@ -35,6 +39,15 @@ class ServingVersions(Protocol):
         """Return another engine that serves the run; None if there is none."""
         ...
 
+    async def require_version(self, run: RunView, version: int) -> None:
+        """Raise ModelNotFound, naming the versions that can be asked for, unless `older_place` may serve this one."""
+        ...
+
+    async def older_place(self, run: RunView, version: int, session_id: str) -> EnginePlace:
+        """Return the engine for a session's next call of a version that is not the serving one, after loading it if
+        need be. Raise ModelNotFound, and EngineUnavailable while no engine can take it."""
+        ...
+
     def unserved_reason(self, run: RunView) -> str:
         """Return why no engine serves the run now, and what to do."""
         ...
@@ -44,10 +57,11 @@ class ServingVersions(Protocol):
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and the version that serves it now."""
+    """A run and the version that answers: the one that serves the run now, or an older one that the call named."""
 
     run: RunView
     version: int
+    is_older: bool = False
 
 
 class ModelCatalog:
@@ -74,23 +88,32 @@ class ModelCatalog:
         run = self._fresh(principal.run_id)
         return await self._read(principal.run_id) if run is None else run
 
-    def served(self, run: RunView, name: str) -> ServedModel:
-        """Return the version that answers for `run` now, if `name` means it.
+    async def served(self, run: RunView, name: str) -> ServedModel:
+        """Return the version that answers for `run` if `name` means the run, or the version that `name` names.
 
-        Raise ModelNotFound for another name, EngineUnavailable while no engine serves the run, RunArchived.
+        Raise ModelNotFound for another name and for a version that cannot be asked for, EngineUnavailable while no
+        engine serves the run, RunArchived.
         """
         run.refuse_archived()
         # Asked for every call, and not remembered with the run's row: a swap must reach the next call.
         version = self._swaps.serving(run.id)
         if version is None:
             # A wrong name is a 404 even while the engine is down: waiting would not help that client.
-            _check_name(run, name, run.serving_version)
+            if _named_version(run, name) is None:
+                _check_name(run, name, run.serving_version)
             raise self._unserved(run)
-        _check_name(run, name, version)
-        return ServedModel(run=run, version=version)
+        named = _named_version(run, name)
+        if named is None or named == version:
+            _check_name(run, name, version)
+            return ServedModel(run=run, version=version)
+        await self._swaps.require_version(run, named)
+        return ServedModel(run=run, version=named, is_older=True)
 
-    def place(self, run: RunView, session_id: str) -> EnginePlace:
-        """Return the engine for the session's next call. Raise EngineUnavailable while none serves the run."""
+    async def place(self, served: ServedModel, session_id: str) -> EnginePlace:
+        """Return the engine for the session's next call. Raise EngineUnavailable while none serves the version."""
+        run = served.run
+        if served.is_older:
+            return await self._swaps.older_place(run, served.version, session_id)
         place = self._swaps.find_place(run.id, session_id)
         if place is None:  # lost since the call began
             raise self._unserved(run)
@@ -135,6 +158,13 @@ class ModelCatalog:
         return known[1]
 
 
+def _named_version(run: RunView, name: str) -> int | None:
+    """Return the version that a name such as `shop@12` of the run `shop` names; None for any other name."""
+    digits = name.removeprefix(f"{run.name}@")
+    is_version = digits != name and digits.isascii() and digits.isdecimal() and len(digits) <= _VERSION_DIGITS
+    return int(digits) if is_version else None
+
+
 def _check_name(run: RunView, name: str, version: int) -> None:
     """Raise ModelNotFound unless `name` means this run at this version."""
     if name in (run.name, f"{run.name}@latest", f"{run.name}@{version}"):
@@ -151,12 +181,6 @@ def _check_name(run: RunView, name: str, version: int) -> None:
             return
         raise ModelNotFound(
             f"{name!r} is version 0 of the run {run.name!r}, which serves version {version}: ask for {run.name!r}",
-            param="model",
-        )
-    asked = name.removeprefix(f"{run.name}@")
-    if asked != name and asked.isdecimal():
-        raise ModelNotFound(
-            f"version {asked} of the run {run.name!r} is not served: ask for {run.name!r} or '{run.name}@{version}'",
             param="model",
         )
     raise ModelNotFound(

@@ -39,6 +39,7 @@ from proxy.calls.sampling import changes
 from proxy.clock import Clock
 from proxy.engines.fair_queue import FairShare
 from proxy.engines.faults import EngineFaults
+from proxy.engines.place import EnginePlace
 from proxy.errors import BaseRlError, NotFound, RateLimited, StoreUnavailable, Unavailable
 from proxy.http.workers import Workers
 from proxy.limits.service import RunLimits
@@ -157,7 +158,7 @@ class CallService:
             call=call,
             caller=caller,
             dialect=dialect,
-            served=self.models.served(model.run, call.model),
+            served=await self.models.served(model.run, call.model),
             runtime=model.runtime,
             hints=hints,
             marks=RequestMarks.of(caller, hints, names_answer=call.previous is not None),
@@ -172,7 +173,7 @@ class CallService:
 
     async def count_tokens(self, call: ModelCall, model: RunModel) -> int:
         """Count the tokens of the call's prompt, as the first of its session. Nothing is generated or recorded."""
-        self.models.served(model.run, call.model)
+        await self.models.served(model.run, call.model)
         return await model.runtime.prompts.count(call)
 
     async def context_length(self, run: RunView) -> int | None:
@@ -327,12 +328,14 @@ class CallService:
         if self._limits is not None and run.settings.limits.bound_calls and context.unrecorded is None:
             head = msgspec.structs.replace(head, standings=self._limits.standings(run))
         output = runtime.choices.read_as(call)
+        place = await self.models.place(new.served, context.session.id)
         generation = Generation(
             head,
             [Capture(plan, runtime.decoder, output) for plan in plans],
-            place=self.models.place(run, context.session.id),
+            place=place,
             share=FairShare(run.id, run.settings.limits.share),
-            another_place=partial(self._swaps.another_place, run.id),
+            # Another engine would have to load an older version first, for which this call cannot wait again.
+            another_place=partial(self._swaps.another_place, run.id) if not new.served.is_older else _no_other_place,
             clock=self._clock,
             record=partial(self._recorder.record, context),
             vacate=partial(self._vacate, context.session) if context.unrecorded is None else None,
@@ -367,6 +370,10 @@ class CallService:
             self._workers.trim_soon()
         self.running.discard(generation)
         self._replays.finished(generation)
+
+
+def _no_other_place(_lost: EnginePlace) -> None:
+    """Find no other engine."""
 
 
 def _understood(

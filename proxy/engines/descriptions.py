@@ -26,6 +26,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     adapters_from_disk: bool = False
     enable_lora: bool | None = None
     context_length: int | None = None
+    max_loaded_loras: int | None = None
     max_running_requests: int | None = None
     internal_states: list[SchedulerState] = []
 

@@ -81,6 +81,7 @@ class SglangEngine:
         self._draws_by_seed: bool | None = None
         self._takes_adapters = False
         self._names_adapters = False
+        self._max_adapters: int | None = None
         self._max_running: int | None = None
         self._context_length: int | None = None
         self._interim_key: str | None = None
@@ -231,6 +232,7 @@ class SglangEngine:
             adapter_names=tuple(await self._adapter_paths()) if self._names_adapters else (),
             max_running=self._max_running,
             context_length=self._context_length,
+            max_adapters=self._max_adapters if self._names_adapters else None,
         )
 
     async def draws_by_seed(self) -> bool:
@@ -248,6 +250,7 @@ class SglangEngine:
         self._names_adapters = bool(server.enable_lora)
         self._max_running = server.max_running
         self._context_length = server.context_length
+        self._max_adapters = server.max_loaded_loras
 
     async def _model_info(self) -> ModelInfo:
         model = await self._read("/model_info", ModelInfo)

@@ -17,6 +17,7 @@ from proxy.errors import EngineFailed
 from proxy.log import logger
 from proxy.serving.controller import ControllerSetup, RunController
 from proxy.serving.health import ENGINE_ERRORS
+from proxy.serving.older_versions import IDLE_SECONDS, OlderVersions
 from proxy.serving.proof import wrong_weights
 from proxy.serving.records import Target
 
@@ -58,6 +59,15 @@ class AdapterController(RunController):
     def __init__(self, setup: ControllerSetup) -> None:
         super().__init__(setup)
         self._load = setup.load
+        self._older = setup.older or OlderVersions(
+            setup.engine,
+            setup.load,
+            database=setup.database,
+            clock=setup.clock,
+            inspector=setup.inspector,
+            count_runs=lambda: 1,
+        )
+        self._clock = setup.clock
         self._retired: dict[str, _Retired] = {}
         self._loaded_at = 0.0
         self._has_failed = False
@@ -65,12 +75,21 @@ class AdapterController(RunController):
         self._wrong_version: int | None = None
         """The version that the event log has as wrong in this engine already."""
 
+    async def older_place(self, base_model: str, version: int) -> EnginePlace:
+        """Return where calls of an older version are answered (`OlderVersions.place`)."""
+        return await self._older.place(self._run_id, base_model, version)
+
+    def holds_older(self, version: int) -> bool:
+        """Return whether the engine has an older version in memory for calls of this proxy."""
+        return self._older.holds(self._run_id, version)
+
     @property
     def formats(self) -> tuple[WeightsFormat, ...] | None:
         return (WeightsFormat.ADAPTER,) if self._health.formats is not None else None
 
     def recheck_engine(self) -> None:
         self._has_failed = True
+        self._older.forget()
         super().recheck_engine()
 
     async def reconcile(self) -> None:
@@ -160,11 +179,19 @@ class AdapterController(RunController):
     async def _unload_retired(self, info: EngineInfo) -> None:
         """Unload adapters of this run that new calls do not name and nothing uses."""
         now = asyncio.get_running_loop().time()
+        await self._older.unload_idle()
         for name in info.adapter_names:
             label = parse_weight_label(name)
             if label is not None and label[0] == self._run_id and name != self.place.adapter:
                 self._retired.setdefault(name, _Retired(name, now))
+        if not self._retired:
+            return
+        # Other proxies name older versions too, of which this one knows only from the store.
+        asked = await self._records.asked_since(self._clock() - IDLE_SECONDS)
+        in_use = {*self._older.names(), *(weight_label(self._run_id, version) for version in asked)}
         for name, retired in list(self._retired.items()):
+            if name in in_use:
+                continue
             if now - retired.since < _RETIRED_SECONDS or (retired.place is not None and retired.place.calls):
                 continue
             try:

@@ -21,6 +21,7 @@ from proxy.serving.base_models import BaseModelCheck
 from proxy.serving.checks import TargetCheck
 from proxy.serving.faults import VersionFaults
 from proxy.serving.health import EngineHealth
+from proxy.serving.older_versions import OlderVersions
 from proxy.serving.records import ServingRecords, Target
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.rejections import Rejections
@@ -55,6 +56,7 @@ class ControllerSetup(msgspec.Struct, frozen=True, kw_only=True):
     `engine_name` is the name that events give the engine.
 
     `newest` returns the newest version of the run that any engine serves; None: the run has no other engine.
+    `older` has the older versions that calls asked the engine for; None: the controller has some of its own.
     """
 
     engine: Engine
@@ -68,6 +70,7 @@ class ControllerSetup(msgspec.Struct, frozen=True, kw_only=True):
     health_interval_seconds: float
     observer: SwapObserver = NO_OBSERVER
     newest: Callable[[], int | None] | None = None
+    older: OlderVersions | None = None
 
 
 class RunController(ABC):

@@ -13,6 +13,7 @@ from proxy.engines.protocol import Engine
 from proxy.engines.watch import EngineWatch
 from proxy.log import logger
 from proxy.serving.controller import RunController
+from proxy.serving.older_versions import OlderVersions
 from proxy.serving.repository import EngineRecord
 
 # Longest wait until calls of a run that left the engine end, before another run's weights are loaded: as long as an
@@ -42,6 +43,7 @@ class PooledEngine:
         record: EngineRecord,
         engine: Engine,
         load: EngineLoad,
+        older: OlderVersions,
         *,
         new_controller: Callable[[PooledEngine, RunId], RunController],
         interval_seconds: float,
@@ -50,6 +52,7 @@ class PooledEngine:
         self.record = record
         self.engine = engine
         self.load = load
+        self.older = older
         self.controllers: dict[RunId, RunController] = {}
         self._new_controller = new_controller
         self._tasks: dict[RunId, asyncio.Task[None]] = {}

@@ -19,7 +19,7 @@ from proxy.engines.activity import EngineActivity
 from proxy.engines.place import EngineLoad, EnginePlace
 from proxy.engines.protocol import Engine
 from proxy.engines.slots import EngineSlots
-from proxy.errors import StoreUnavailable
+from proxy.errors import EngineUnavailable, ModelNotFound, StoreUnavailable
 from proxy.lifecycle.signals import Signals
 from proxy.log import logger
 from proxy.overview.views import EngineView
@@ -27,6 +27,7 @@ from proxy.runs.service import RunDirectory, RunView
 from proxy.serving.adapter_runs import AdapterController
 from proxy.serving.controller import NO_OBSERVER, ControllerSetup, RunController, SwapObserver
 from proxy.serving.member import PooledEngine
+from proxy.serving.older_versions import OlderVersions, ranges
 from proxy.serving.placement import PlaceableEngine, PlaceableRun, place_runs
 from proxy.serving.reconciler import SwapController
 from proxy.serving.registry import EngineRegistry
@@ -35,6 +36,7 @@ from proxy.serving.routing import choose_engine
 from proxy.serving.views import engine_view
 from proxy.settings import ConfigurationError, EngineSettings
 from proxy.versions.inspector import WeightsInspector
+from proxy.versions.repository import VersionRepository
 
 _LOG = logger(__name__)
 
@@ -170,6 +172,43 @@ class EnginePool:
     def another_place(self, run_id: RunId, lost: EnginePlace) -> EnginePlace | None:
         """Return another engine that serves the run; None if there is none."""
         return self._choose(None, [place for place in self._ready_places(run_id) if place is not lost])
+
+    async def require_version(self, run: RunView, version: int) -> None:
+        """Raise ModelNotFound, naming the versions that can be asked for, unless `older_place` may serve this one."""
+        controllers = self._serving.get(run.id, ())
+        held = {each.version for each in controllers if each.version is not None}
+        if version in held:
+            return
+        if run.id in self._by_adapter:
+            held |= set(
+                await self._database.read(lambda connection: VersionRepository(connection).servable_versions(run.id))
+            )
+            if version in held:
+                return
+        which = f": ask for {run.name!r}" + (f", or for version {ranges(held)}" if held else "")
+        reason = "" if run.id in self._by_adapter else ", because engines hold one version of whole weights each"
+        raise ModelNotFound(
+            f"version {version} of the run {run.name!r} cannot be served{reason}{which}", param="model"
+        )
+
+    async def older_place(self, run: RunView, version: int, session_id: str) -> EnginePlace:
+        """Return the engine for a session's next call of an older version, which is loaded there if need be.
+
+        Raise ModelNotFound, and EngineUnavailable while no engine can take it.
+        """
+        controllers = self._serving.get(run.id, ())
+        # An engine that still serves the version as its newest one needs to load nothing.
+        holding = [each for each in controllers if each.version == version]
+        if holding:
+            place = self._choose(session_id, [each.place for each in holding])
+            if place is not None:
+                return place
+        able = [each for each in controllers if isinstance(each, AdapterController) and each.version is not None]
+        if not able:
+            raise EngineUnavailable(self.unserved_reason(run), retry_after=2.0)
+        loaded = [each for each in able if each.holds_older(version)] or able
+        chosen = self._choose(session_id, [each.place for each in loaded])
+        return await next(each for each in loaded if each.place is chosen).older_place(run.base_model, version)
 
     def formats(self, run_id: RunId) -> tuple[WeightsFormat, ...] | None:
         """Return the formats that every engine of the run loads; None while none has reported them."""
@@ -316,14 +355,25 @@ class EnginePool:
         return places[index]
 
     def _new_member(self, record: EngineRecord, engine: Engine) -> PooledEngine:
-        return PooledEngine(
+        load = EngineLoad(EngineSlots(self._settings.max_concurrency, self._activity))
+        older = OlderVersions(
+            engine,
+            load,
+            database=self._database,
+            clock=self._clock,
+            inspector=self._inspector,
+            count_runs=lambda: len(member.controllers),
+        )
+        member = PooledEngine(
             record,
             engine,
-            EngineLoad(EngineSlots(self._settings.max_concurrency, self._activity)),
+            load,
+            older,
             new_controller=self._new_controller,
             interval_seconds=self._settings.health_interval_seconds,
             patience_seconds=self._settings.health_timeout_seconds,
         )
+        return member
 
     def _new_controller(self, member: PooledEngine, run_id: RunId) -> RunController:
         kind = AdapterController if run_id in self._by_adapter else SwapController
@@ -331,6 +381,7 @@ class EnginePool:
             engine=member.engine,
             engine_name=member.name,
             load=member.load,
+            older=member.older,
             run_id=run_id,
             database=self._database,
             signals=self._signals,

@@ -76,6 +76,12 @@ class ServingRecords:
         self._signals.versions.notify()
         self._signals.events.notify()
 
+    async def asked_since(self, since: float) -> set[int]:
+        """Return the versions that calls of any proxy asked for by their number at `since` or later."""
+        return await self._database.read(
+            lambda connection: VersionRepository(connection).asked_since(self._run_id, since)
+        )
+
     async def append_event(self, kind: str, data: dict[str, object]) -> None:
         """Append to the run's event log."""
         now = self._clock()

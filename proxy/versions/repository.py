@@ -30,6 +30,7 @@ from proxy.database.tables import (
 from proxy.errors import Conflict
 from proxy.lifecycle.lifecycle import settle
 
+_SERVABLE = (PolicyVersionRow.state != VersionState.REJECTED.value) & PolicyVersionRow.weights_removed_at.is_(None)
 _ENDED = (VersionState.RETIRED.value, VersionState.REJECTED.value)
 
 
@@ -257,6 +258,30 @@ class VersionRepository:
             )
             found += [(str(row.weights_uri), row.version) for row in self._connection.execute(statement)]
         return sorted(found, key=lambda each: each[1])
+
+    def servable(self, run_id: str, version: int) -> AnyRow | None:
+        """Find a version that is not rejected and whose weights were not removed."""
+        statement = select(PolicyVersionRow.__table__).where(
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version, _SERVABLE
+        )
+        return self._connection.execute(statement).one_or_none()
+
+    def servable_versions(self, run_id: str) -> list[int]:
+        """Return all versions that `servable` finds."""
+        statement = select(PolicyVersionRow.version).where(PolicyVersionRow.run_id == run_id, _SERVABLE)
+        return sorted(self._connection.execute(statement).scalars())
+
+    def note_asked(self, run_id: str, version: int, *, now: float) -> None:
+        """Record that a call asked for this version by its number."""
+        of_version = (PolicyVersionRow.run_id == run_id) & (PolicyVersionRow.version == version)
+        self._connection.execute(update(PolicyVersionRow).where(of_version).values(asked_at=now))
+
+    def asked_since(self, run_id: str, since: float) -> set[int]:
+        """Return the versions that calls asked for by their number at `since` or later."""
+        statement = select(PolicyVersionRow.version).where(
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.asked_at >= since
+        )
+        return set(self._connection.execute(statement).scalars())
 
     def begun_from(self, run_id: str) -> set[int]:
         """Return the versions of the run from which other runs begin."""

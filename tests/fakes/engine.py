@@ -58,6 +58,7 @@ class FakeEngine:
         self.seeded = True
         self.adapters = True
         self.named_adapters = True
+        self.max_adapters: int | None = None
         self.loras: dict[str, str] = {}
         self.scores: dict[str | None, float] = {}
         self.ignores_adapters = False
@@ -174,6 +175,7 @@ class FakeEngine:
             adapters=self.adapters,
             named_adapters=self.named_adapters,
             adapter_names=tuple(self.loras),
+            max_adapters=self.max_adapters,
         )
 
     async def draws_by_seed(self) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpx
 import torch
@@ -47,20 +47,27 @@ def write_real_model(directory: Path) -> Path:
 
 
 class RealProxy:
-    """A running proxy. `base` is the base model's directory, `weights` the directory that trainers publish to."""
+    """A running proxy. `base` is the base model's directory, `weights` the directory that trainers publish to.
 
-    def __init__(self, directory: Path, base: Path) -> None:
+    `engine_url` is the address of a running engine, in place of one without a model; `kind` is the runs' kind of
+    weights.
+    """
+
+    def __init__(
+        self, directory: Path, base: Path, engine_url: str | None = None, kind: Literal["full", "adapter"] = "full"
+    ) -> None:
         self.base = base
+        self._kind = kind
         self.weights = directory / "weights"
         self._worlds: dict[str, World] = {}
         self._numbers: dict[str, torch.Generator] = {}
         configured = Settings(
             server=ServerSettings(data_dir=directory / "data", weights_dir=self.weights),
             bootstrap=BootstrapSettings(admin_key=SecretStr(ADMIN), trainer_key=SecretStr(TRAINER)),
-            engine=EngineSettings(health_interval_seconds=0.05),
-            run=RunSettings(name=RUN, model=str(base), group_timeout_seconds=0.01),
+            engine=EngineSettings(health_interval_seconds=0.05, url=engine_url),
+            run=RunSettings(name=RUN, model=str(base), weights=kind, group_timeout_seconds=0.01),
         )
-        engine = FakeEngine(lambda _request: [40, 41, 2], model_path=str(base))
+        engine = FakeEngine(lambda _request: [40, 41, 2], model_path=str(base)) if engine_url is None else None
         self.app = create_app(configured, engine=engine)
         self._server = uvicorn.Server(
             uvicorn.Config(self.app, port=0, log_config=None, access_log=False, lifespan="on")
@@ -90,6 +97,7 @@ class RealProxy:
     def add_run(self, name: str, begin_from: str | None = None) -> None:
         """Add a run besides the one that is served, as an earlier start would have."""
         settings = {"name": name, "model": str(self.base), "group_timeout_seconds": 0.01, "from": begin_from}
+        settings["weights"] = self._kind
         wanted = RunSettings.model_validate(settings)
 
         async def ensured() -> RunView:
@@ -238,8 +246,11 @@ class RealProxy:
         return settings(self.weights, **given)
 
     @contextmanager
-    def trainer(self, process: str = "a-process", run: str = RUN, **changes: Any) -> Iterator[InProcess]:
-        """Start a trainer of a run that has resumed from the head. At the end it just stops, like a killed one.
+    def trainer(
+        self, process: str = "a-process", run: str = RUN, shared: Shared | None = None, **changes: Any
+    ) -> Iterator[InProcess]:
+        """Start a trainer of a run that has resumed from the head; runs with one `shared` are of one process. At the
+        end it just stops, like a killed one.
 
         The processor is in the mode of `parallel.mesh.join`: denormal numbers count as zero.
         """
@@ -247,7 +258,7 @@ class RealProxy:
         client = ProxyClient(self.url, configured.api_key.get_secret_value(), run)
         with ExitStack() as ending:
             connection = connect(client, configured, process, ending)
-            shared = Shared(torch.device("cpu"))
+            shared = shared or Shared(torch.device("cpu"))
             parts = assemble(run, configured, ALONE, connection, client.head(), shared, ending)
             torch.set_flush_denormal(True)
             ending.callback(torch.set_flush_denormal, False)
@@ -256,8 +267,10 @@ class RealProxy:
 
 
 @contextmanager
-def real_proxy(directory: Path, base: Path) -> Iterator[RealProxy]:
-    proxy = RealProxy(directory, base)
+def real_proxy(
+    directory: Path, base: Path, engine_url: str | None = None, kind: Literal["full", "adapter"] = "full"
+) -> Iterator[RealProxy]:
+    proxy = RealProxy(directory, base, engine_url, kind)
     proxy.start()
     try:
         yield proxy

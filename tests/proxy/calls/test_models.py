@@ -29,8 +29,9 @@ async def test_names_of_the_serving_version(world: World, model: str) -> None:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("policy@2", "version 2 of the run 'policy' is not served: ask for 'policy' or 'policy@3'"),
-        ("policy@9", "not served"),
+        ("policy@2", "version 2 of the run 'policy' cannot be served"),
+        ("policy@9", "cannot be served"),
+        ("policy@9999999999", "there is no model"),
         ("base/model", "version 0"),
         ("gpt-4o", "there is no model 'gpt-4o'"),
         ("policy@", "there is no model"),

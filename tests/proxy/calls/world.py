@@ -29,6 +29,7 @@ from proxy.dialects.messages import endpoints as messages_endpoints
 from proxy.dialects.responses import endpoints as responses_endpoints
 from proxy.engines.place import EnginePlace
 from proxy.engines.protocol import Engine, GenerateRequest
+from proxy.errors import ModelNotFound
 from proxy.http import errors
 from proxy.http.services import provide, service
 from proxy.runs.service import RunView
@@ -56,6 +57,8 @@ class FakeSwaps:
         self.engine = engine
         self.engines: dict[str, Engine] = {}
         self.spare: Engine | None = None
+        self.older: dict[int, Engine] = {}
+        """Engines that older versions can be asked of."""
         self.version: int | None = 0
         self.rechecks = 0
         self.places: dict[int, EnginePlace] = {}
@@ -74,6 +77,14 @@ class FakeSwaps:
 
     def another_place(self, run_id: RunId, lost: EnginePlace) -> EnginePlace | None:
         return self.place_at(self.spare) if self.spare is not None and lost.engine is not self.spare else None
+
+    async def require_version(self, run: RunView, version: int) -> None:
+        if version not in self.older:
+            raise ModelNotFound(f"version {version} of the run {run.name!r} cannot be served", param="model")
+
+    async def older_place(self, run: RunView, version: int, session_id: str) -> EnginePlace:
+        assert run.id, session_id
+        return self.place_at(self.older[version])
 
     def unserved_reason(self, run: RunView) -> str:
         return f"no engine serves the run {run.name!r} now"
