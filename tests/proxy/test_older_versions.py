@@ -45,7 +45,7 @@ class Site:
         await trainer_post(self.client, "versions", request)
 
         async def is_served() -> bool:
-            return bool((await self.client.get("/readyz")).json().get("serving_version") == parent + 1
+            return bool((await self.client.get("/readyz")).json().get("serving_version") == parent + 1)
 
         await until(is_served)
         return weights.uri
