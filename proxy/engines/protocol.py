@@ -81,8 +81,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     over the base model that its configuration names. `named_adapters`: `load_adapter` adds adapters to the loaded
     model by name. `adapter_names` are the adapters in memory; the engine may have put others aside, which it loads
     again when a request names them. `max_running` is the number of requests that it runs at once, `context_length`
-    that of tokens in a prompt with its answer, `max_adapters` that of adapters in its memory; None: it does not report
-    it."""
+    that of tokens in a prompt with its answer, `max_adapters` that of adapters in its memory; None: it does not
+    report it."""
 
     model_path: str
     weight_label: str
