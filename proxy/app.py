@@ -33,7 +33,7 @@ from proxy.keys import endpoints as key_endpoints
 from proxy.log import logger
 from proxy.metrics import Metrics
 from proxy.overview import endpoints as overview_endpoints
-from proxy.overview import run_endpoints
+from proxy.overview import event_endpoints, run_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.retention import endpoints as keeping_endpoints
 from proxy.services import Services, build_services
@@ -169,6 +169,7 @@ def create_app(
         transfer_endpoints.router,
         overview_endpoints.router,
         run_endpoints.router,
+        event_endpoints.router,
         key_endpoints.router,
         engine_endpoints.router,
         job_endpoints.router,

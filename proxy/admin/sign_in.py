@@ -45,6 +45,13 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
     is_admin: bool
     run_id: str | None
 
+    @property
+    def sections(self) -> tuple[tuple[str, str], ...]:
+        """The names and addresses of the pages that the header links."""
+        if self.is_admin:
+            return ("Runs", "/admin"), ("Engines", "/admin/engines"), ("Events", "/admin/events")
+        return ("Runs", "/admin"), ("Events", "/admin/events")
+
     def may_see(self, run_id: str) -> bool:
         return self.is_admin or run_id == self.run_id
 

@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from proxy.admin import formatting
+from proxy.admin.sparkline import sparkline
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -44,6 +45,7 @@ def environment() -> Environment:
     )
     for name in _FILTERS:
         made.filters[name] = getattr(formatting, name)
+    made.filters["sparkline"] = sparkline
     made.globals["static"] = static_address
     made.globals["ABSENT"] = formatting.ABSENT
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -23,6 +23,7 @@ from proxy.overview.repository import OverviewRepository
 from proxy.overview.rewards.repository import LedgerRepository
 from proxy.overview.steps.assembly import StepFacts, stored_step_facts
 from proxy.overview.steps.repository import StepOverviewRepository
+from proxy.overview.totals import LARGE, RunTotals, StoreTotals
 from proxy.overview.views import REWARD_WINDOW, Curves, RatePoint, RewardPoint, RunSummary, StepPoint
 from proxy.runs.asking import AskedBatches
 from proxy.runs.beginnings import begun_from
@@ -38,33 +39,9 @@ _LONGEST_WAIT = 90.0
 # How often the proxy refreshes costly figures: less than the minute for which a stale one is returned.
 REFRESH_SECONDS = 30.0
 
-# Up to this many sessions, figures that need a walk over all sessions are counted on request; beyond, they may be
-# stale.
-LARGE = 20_000
-
-
-class _Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one run that need a walk over all sessions."""
-
-    sessions: dict[str, int]
-    turns: int
-    last_activity_at: float | None
-    swaps: int
-
-    @property
-    def session_count(self) -> int:
-        return sum(self.sessions.values())
-
-
-def _is_large(totals: Mapping[str, _Totals]) -> bool:
-    return sum(of_run.session_count for of_run in totals.values()) > LARGE
-
 
 def _is_long(reward: Sequence[RewardPoint]) -> bool:
     return bool(reward) and reward[-1].sessions > LARGE
-
-
-_NO_TOTALS = _Totals(sessions={}, turns=0, last_activity_at=None, swaps=0)
 
 
 class _Recent(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,38 +89,39 @@ class RunFigures:
         self._clock = clock
         self._asked = asked or AskedBatches()
         self._has_weights = has_weights
-        self._cache = FigureCache(hold_seconds, elapsed)
+        self.cache = FigureCache(hold_seconds, elapsed)
+        self.totals = StoreTotals(database, self.cache)
         self._rates: dict[str, RateHistory] = {}
         self._facts: BoundedCache[tuple[str, int], StepFacts] = BoundedCache(_CACHED_STEPS)
 
     def close(self) -> None:
-        self._cache.close()
+        self.cache.close()
 
     async def refresh(self, runs: Sequence[AnyRow]) -> None:
         """Compute the figures that are due and take long, so that the next request need not wait for them."""
         for run in runs:
             # Figures of smaller runs are counted in milliseconds on request. Counting those of hundreds of runs here
             # would take a noticeable share of the time of calls.
-            if (await self._totals_of(run.id)).session_count > LARGE:
+            if (await self.totals.of_run(run.id)).session_count > LARGE:
                 await self.summary(run)
                 await self.curves(run.id)
 
     async def curves(self, run_id: str) -> Curves:
-        quick = await self._cache.get(("steps", run_id), lambda: self._step_points(run_id))
-        reward = await self._cache.get(("reward", run_id), lambda: self._reward_points(run_id), may_be_stale=_is_long)
+        quick = await self.cache.get(("steps", run_id), lambda: self._step_points(run_id))
+        reward = await self.cache.get(("reward", run_id), lambda: self._reward_points(run_id), may_be_stale=_is_long)
         return Curves(window=REWARD_WINDOW, reward=reward, steps=quick.steps, rate=quick.rate)
 
     async def sessions_by_training(self) -> dict[str, dict[str, int]]:
         """Count sessions by run and training state; current unless the store is large. Runs without sessions are
         omitted."""
-        totals = await self._cache.get("totals", self._totals, may_be_stale=_is_large, fresh=True)
+        totals = await self.totals.by_run(fresh=True)
         return {run_id: of_run.sessions for run_id, of_run in totals.items()}
 
     async def summary(self, run: AnyRow) -> RunSummary:
         """Return a run's summary: current values of its row, figures from the cache."""
-        recent = await self._cache.get(("recent", run.id), lambda: self._recent(run.id))
+        recent = await self.cache.get(("recent", run.id), lambda: self._recent(run.id))
         # Last, as it may start a background count that would compete with the other queries.
-        totals = await self._totals_of(run.id)
+        totals = await self.totals.of_run(run.id)
         step = recent.newest_step
         rewards = [reward for _, reward in recent.rewards]
         return RunSummary(
@@ -174,7 +152,7 @@ class RunFigures:
             not_learnt_because=why_not_learnt(self._learning_facts(run, recent, totals)),
         )
 
-    def _learning_facts(self, run: AnyRow, recent: _Recent, totals: _Totals) -> LearningFacts:
+    def _learning_facts(self, run: AnyRow, recent: _Recent, totals: RunTotals) -> LearningFacts:
         asked = self._asked.find(run.id)
         seen = [at for at in (recent.trainer_seen_at, asked.at if asked is not None else None) if at is not None]
         lease = RunSettings.model_validate(run.config).lease_seconds
@@ -190,30 +168,6 @@ class RunFigures:
             has_weights=self._has_weights,
             cut_share=recent.cut_share,
         )
-
-    async def _totals_of(self, run_id: str) -> _Totals:
-        totals = await self._cache.get("totals", self._totals, may_be_stale=_is_large)
-        return totals.get(run_id, _NO_TOTALS)
-
-    async def _totals(self) -> dict[str, _Totals]:
-        """Return the totals by run; runs without sessions and swaps are omitted."""
-
-        def read(connection: Connection) -> tuple[Sequence[AnyRow], dict[str, int]]:
-            return OverviewRepository(connection).counted(), StepOverviewRepository(connection).swap_counts()
-
-        rows, swaps = await self._database.read(read)
-        by_run: dict[str, list[AnyRow]] = {run_id: [] for run_id in swaps}
-        for row in rows:
-            by_run.setdefault(row.run_id, []).append(row)
-        return {
-            run_id: _Totals(
-                sessions={row.training: row.sessions for row in counted},
-                turns=sum(int(row.turns) for row in counted),
-                last_activity_at=max((row.last_active_at for row in counted), default=None),
-                swaps=swaps.get(run_id, 0),
-            )
-            for run_id, counted in by_run.items()
-        }
 
     async def _recent(self, run_id: str) -> _Recent:
         rate = await self._rate(run_id)
@@ -253,7 +207,7 @@ class RunFigures:
         return rate
 
     async def _reward_points(self, run_id: str) -> tuple[RewardPoint, ...]:
-        totals = await self._totals_of(run_id)
+        totals = await self.totals.of_run(run_id)
         stride = bucket_stride(totals.session_count)
         buckets = await self._database.read(
             lambda connection: OverviewRepository(connection).reward_buckets(run_id, stride)

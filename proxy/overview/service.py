@@ -22,9 +22,11 @@ from proxy.engines.faults import EngineFaults
 from proxy.errors import InvalidRequest, NotFound
 from proxy.lifecycle.signals import Signals
 from proxy.metrics import LastStep
+from proxy.overview.board.service import RunBoard
 from proxy.overview.figures import RunFigures
 from proxy.overview.filters import SessionFilter, page_size
 from proxy.overview.health import HealthCheck, ServingStatus
+from proxy.overview.log.service import EventLog
 from proxy.overview.repository import OverviewRepository
 from proxy.overview.rewards.service import LedgerOverview
 from proxy.overview.sessions.assembly import TokenTextOf
@@ -34,7 +36,7 @@ from proxy.overview.steps.assembly import step_item
 from proxy.overview.steps.repository import StepOverviewRepository
 from proxy.overview.steps.service import StepOverview
 from proxy.overview.steps.views import StepPage, StepTokens, StepView
-from proxy.overview.views import Curves, EventItem, Health, RunList, RunSummary, Snapshot
+from proxy.overview.views import Curves, EngineView, EventItem, Health, RunList, RunSummary, Snapshot
 from proxy.runs.asking import AskedBatches
 from proxy.runs.repository import RunRepository
 
@@ -89,6 +91,8 @@ class OverviewService:
             asked=asked,
             has_weights=has_weights,
         )
+        self.board = RunBoard(database, self._figures.totals, self._figures.cache)
+        self.log = EventLog(database)
         self._health = HealthCheck(
             database=database,
             clock=clock,
@@ -98,6 +102,7 @@ class OverviewService:
             asked=asked,
             serves_unrecorded=serves_unrecorded,
         )
+        self._engines = engines
         self._closed = asyncio.Event()
 
     def close(self) -> None:
@@ -257,9 +262,17 @@ class OverviewService:
 
     # Health
 
+    def engines(self) -> tuple[EngineView, ...]:
+        """Return the engines as of the last health interval, oldest first."""
+        return () if self._engines is None else self._engines.views()
+
     async def health(self) -> Health:
         """Return the health view. Never raise: the view lists what does not work."""
         return await self._health.check()
+
+    async def recent_health(self) -> Health:
+        """Return the health view of some moment in the last seconds, for pages that load every few seconds."""
+        return await self._figures.cache.get("health", self._health.check)
 
 
 def _is_version(text: str) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
+import msgspec
 from fastapi import APIRouter, Depends, Request
+from starlette.exceptions import HTTPException
 
 from proxy.admin.boundary import PageRoute
 from proxy.admin.sign_in import SignIn, Visitor, check_origin
-from proxy.errors import NotFound
+from proxy.errors import InvalidRequest, NotFound
 from proxy.http.services import service
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunSummary
@@ -64,3 +67,17 @@ def is_fragment(request: Request) -> bool:
 def query_of(values: Mapping[str, Any]) -> str:
     """Return the values as a query with its question mark; an empty text without values."""
     return f"?{urlencode(values)}" if values else ""
+
+
+def digest(*shown: Sequence[Any]) -> str:
+    """Return a text that changes with what a part of a page shows; times are left to the browser, which counts on."""
+    return hashlib.sha256(msgspec.json.encode(shown)).hexdigest()[:16]
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """Return the texts of a submitted form by field. Raise InvalidRequest for a body that is no form."""
+    try:
+        form = await request.form(max_files=0)
+    except HTTPException as error:
+        raise InvalidRequest(f"this is not a form: {error.detail}") from error
+    return {name: value for name, value in form.items() if isinstance(value, str)}

@@ -1,41 +1,28 @@
-"""The pages of runs: all of them, one with its live figures, and its training steps."""
+"""The pages of one run: its live figures, and its training steps."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from fastapi import Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, Response, StreamingResponse
 
-from proxy.admin.pages.common import OWN_ORIGIN, Entrance, Guest, page_router, visible_run
+from proxy.admin.pages.common import Entrance, Guest, page_router, visible_run
 from proxy.admin.pages.sessions import Wanted, session_values
 from proxy.admin.sign_in import SignIn, Visitor
 from proxy.admin.templating import render
 from proxy.admin.token_audit import Colouring, draw_audit
-from proxy.errors import PermissionDenied
 from proxy.http.address import client_address
 from proxy.http.openapi import EVENT_STREAM
-from proxy.http.services import service
 from proxy.overview.endpoints import Overview, VersionNumber, last_event_id, server_sent
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunSummary, Snapshot
-from proxy.runs.switch import RunSwitch
 
 router = page_router()
 
 _RECENT_STEPS = 8
-
-
-@router.get("")
-async def runs(overview: Overview, visitor: Guest) -> Response:
-    if visitor.is_admin:
-        found = (await overview.runs()).runs
-        health = await overview.health()
-    else:
-        found, health = (await overview.run(str(visitor.run_id)),), None
-    return HTMLResponse(render("runs.html", visitor=visitor, runs=found, health=health, now=overview.now()))
 
 
 @router.get("/runs/{run}")
@@ -65,15 +52,6 @@ async def live(run: str, request: Request, overview: Overview, entrance: Entranc
     stream = _fragments(overview, entrance, summary.id, visitor, last_event_id(request))
     # nginx buffers responses by default, which would hold events back.
     return StreamingResponse(stream, media_type=EVENT_STREAM, headers={"x-accel-buffering": "no"})
-
-
-@router.post("/runs/{run}/{switch}", dependencies=[OWN_ORIGIN])
-async def switch(run: str, switch: Literal["pause", "resume"], request: Request, visitor: Guest) -> Response:
-    if not visitor.is_admin:
-        raise PermissionDenied("pausing and resuming a run needs an admin key")
-    runs = service(request, RunSwitch)
-    name = await (runs.pause(run) if switch == "pause" else runs.resume(run))
-    return RedirectResponse(f"/admin/runs/{name}", status_code=303)
 
 
 @router.get("/runs/{run}/steps/{version}")

@@ -284,7 +284,7 @@ HTMX = {"hx-request": "true"}
         (f"{SESSIONS}?stat=open", "stat"),
         ("/admin/runs/calculator?training=trained", "consumed"),
         ("/admin/runs/calculator/steps/6?by=luck", "by"),
-        ("/admin?page=2", "page"),
+        ("/admin?cursor=2", "cursor"),
     ],
 )
 async def test_addresses_that_mean_nothing_are_refused_by_name(site: Site, run_id: str, path: str, says: str) -> None:

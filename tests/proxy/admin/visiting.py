@@ -23,7 +23,8 @@ async def pages(site: Site, run_id: str) -> list[str]:
     session = (await site.overview.sessions(run_id, SessionFilter(training="consumed"), limit=1)).sessions[0].id
     run = "/admin/runs/calculator"
     return [
-        "/admin", run, f"{run}/sessions", f"{run}/sessions?training=stale", f"{run}/steps/6", f"{run}/steps/0",
+        "/admin", "/admin/events",
+        run, f"{run}/sessions", f"{run}/sessions?training=stale", f"{run}/steps/6", f"{run}/steps/0",
         f"{run}/revised",
         f"/admin/sessions/{session}", f"/admin/sessions/{session}?tokens=1",
     ]  # fmt: skip

@@ -22,7 +22,7 @@ from proxy.http.services import provide
 from proxy.keys import endpoints as key_endpoints
 from proxy.lifecycle.signals import Signals
 from proxy.overview import endpoints as overview_endpoints
-from proxy.overview import run_endpoints
+from proxy.overview import event_endpoints, run_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
 from proxy.overview.views import EngineView
@@ -41,9 +41,10 @@ class Serving:
     def __init__(self) -> None:
         self.ready = True
         self.lines: list[str] = []
+        self.engines: tuple[EngineView, ...] = ()
 
     def views(self) -> tuple[EngineView, ...]:
-        return ()
+        return self.engines
 
     def problems(self) -> list[str]:
         return self.lines
@@ -107,6 +108,7 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
         app,
         overview_endpoints.router,
         run_endpoints.router,
+        event_endpoints.router,
         key_endpoints.router,
         ledger_endpoints.router,
         admin_endpoints.router,

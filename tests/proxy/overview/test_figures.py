@@ -21,7 +21,7 @@ from proxy.contract.trajectory import Purpose
 from proxy.database.tables import PolicyVersionRow, SessionRow
 from proxy.errors import StoreUnavailable
 from proxy.feedback.service import FeedbackItem
-from proxy.overview import figures
+from proxy.overview import figures, totals
 from proxy.overview.curves import bucket_stride, reward_points
 from proxy.overview.repository import OverviewRepository
 from proxy.overview.service import OverviewService
@@ -180,7 +180,8 @@ async def test_figures_of_a_small_store_equal_a_recount(store: Store, tmp_path: 
 async def test_figures_of_a_large_store_are_at_most_a_minute_old(
     store: Store, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "LARGE", 2)
+    for module in (figures, totals):
+        monkeypatch.setattr(module, "LARGE", 2)
     history, elapsed, draw = History(store, tmp_path, seed), MovedClock(), random.Random(seed)
     overview = OverviewService(database=store.database, clock=store.clock, signals=store.signals, elapsed=elapsed)
     seen = [(elapsed.now, await recounted(store))]
@@ -200,7 +201,8 @@ async def test_figures_of_a_large_store_are_at_most_a_minute_old(
 
 async def test_regular_refreshes_spare_requests_the_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a refresh every half minute, only the first request waits for a walk over all sessions."""
-    monkeypatch.setattr(figures, "LARGE", 0)
+    for module in (figures, totals):
+        monkeypatch.setattr(module, "LARGE", 0)
     elapsed = MovedClock()
     overview = OverviewService(database=store.database, clock=store.clock, signals=store.signals, elapsed=elapsed)
     await store.sessions.create(store.run, SessionSpec())

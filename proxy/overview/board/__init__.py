@@ -1,0 +1,1 @@
+"""All runs at a glance, read together."""
