@@ -102,14 +102,15 @@ class AdapterController(RunController):
             return
         await self._faults.engine_lives(target, self.version)
         is_needed = self.version != target.version or self._is_gone(info)
-        if is_needed and self._faults.is_due(target.version) and await self._may_load(target):
-            await self._serve(target, info)
+        is_due = is_needed and self._faults.is_due(target.version) and not self._lease.is_taken
+        if is_due and await self._may_load(target):
+            await self._serve_alone(target, info)
         loaded = self.version
         if loaded is None:
             await self._health.report_lost(self.alert or "the engine holds no version of this run")
             return
         await self._report(loaded, target, swap_seconds=None)
-        await self._unload_retired(info)
+        await self._unload_retired(info, target)
 
     def _is_gone(self, info: EngineInfo) -> bool:
         """Return whether to load again the adapter that new calls name.
@@ -128,6 +129,17 @@ class AdapterController(RunController):
             return _NOT_THE_BASE
         return await self._base_model.problem(info, target.base_model)
 
+    async def _serve_alone(self, target: Target, info: EngineInfo) -> None:
+        """Serve the target, unless another proxy changes the engine now: then a later round does."""
+        if target.weights is None:  # nothing is loaded
+            await self._serve(target, info)
+            return
+        async with self._lease.held() as is_ours:
+            # Again: another proxy may have loaded the adapter since this round began.
+            now = await self._ask() if is_ours else None
+            if now is not None:
+                await self._serve(target, now)
+
     async def _serve(self, target: Target, info: EngineInfo) -> None:
         """Load and prove the target, and let new calls name it."""
         label = weight_label(self._run_id, target.version)
@@ -136,7 +148,7 @@ class AdapterController(RunController):
                 # The engine labels what it answers without an adapter by its own name for the base model.
                 place = EnginePlace(self._engine, self._load, base_labels=(info.weight_label, label))
             else:
-                await self._load_adapter(target, label)
+                await self._load_adapter(target, label, info)
                 place = EnginePlace(self._engine, self._load, adapter=label)
         except ENGINE_ERRORS as error:
             reason = str(error) or type(error).__name__
@@ -156,11 +168,12 @@ class AdapterController(RunController):
         if target.weights is not None:
             self._observer.swap_finished(0.0)  # generation never stood still
 
-    async def _load_adapter(self, target: Target, label: str) -> None:
+    async def _load_adapter(self, target: Target, label: str, info: EngineInfo) -> None:
         if not target.is_adapter:
             raise EngineFailed("the version has whole weights, and versions of this run are adapters")
         self._faults.version_given(target)
-        await self._engine.load_adapter(target.path, label)
+        if label not in info.adapter_names:  # else another proxy has loaded it, and it need only be proved
+            await self._engine.load_adapter(target.path, label)
         if target.probe is None:
             return  # from a trainer that computes none
         if (reason := await wrong_weights(self._engine, target.probe, label)) is None:
@@ -176,13 +189,15 @@ class AdapterController(RunController):
         await self._engine.unload_adapter(label)
         raise WrongWeights(reason)
 
-    async def _unload_retired(self, info: EngineInfo) -> None:
+    async def _unload_retired(self, info: EngineInfo, target: Target) -> None:
         """Unload adapters of this run that new calls do not name and nothing uses."""
         now = asyncio.get_running_loop().time()
         await self._older.unload_idle()
         for name in info.adapter_names:
             label = parse_weight_label(name)
-            if label is not None and label[0] == self._run_id and name != self.place.adapter:
+            # The target stays too: another proxy may have loaded it before this one.
+            is_named = name == self.place.adapter or label == (self._run_id, target.version)
+            if label is not None and label[0] == self._run_id and not is_named:
                 self._retired.setdefault(name, _Retired(name, now))
         if not self._retired:
             return

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from proxy.runs.service import resolved_model
-from proxy.serving.member import EngineSpec
 from proxy.settings import ConfigurationError, EngineKind, Settings
 
 FIRST_ENGINE = "engine"
 """Name of the engine of `[engine]`; its replicas are `engine-2`, `engine-3` and so on."""
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine as it is configured. `run` is the name of the one run that it is dedicated to, if any. `origin` is
+    `local` for an engine that `base-rl up` started, `configured` for any other."""
+
+    name: str
+    url: str
+    base_model: str
+    run: str | None = None
+    kind: str = "sglang"
+    origin: str = "configured"
 
 
 def engine_specs(settings: Settings) -> list[EngineSpec]:

@@ -21,6 +21,7 @@ from proxy.serving.base_models import BaseModelCheck
 from proxy.serving.checks import TargetCheck
 from proxy.serving.faults import VersionFaults
 from proxy.serving.health import EngineHealth
+from proxy.serving.leases import Lease, SoleLease
 from proxy.serving.older_versions import OlderVersions
 from proxy.serving.records import ServingRecords, Target
 from proxy.versions.inspector import WeightsInspector
@@ -71,6 +72,7 @@ class ControllerSetup(msgspec.Struct, frozen=True, kw_only=True):
     observer: SwapObserver = NO_OBSERVER
     newest: Callable[[], int | None] | None = None
     older: OlderVersions | None = None
+    lease: Lease = msgspec.field(default_factory=SoleLease)
 
 
 class RunController(ABC):
@@ -83,6 +85,7 @@ class RunController(ABC):
         """Why the newest version must not be served from this engine, although an older one may be."""
         self._engine = setup.engine
         self._run_id = run_id
+        self._lease = setup.lease
         self._versions_changed = signals.versions
         self._interval = setup.health_interval_seconds
         self._observer = setup.observer

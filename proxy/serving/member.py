@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-import msgspec
-
 from proxy.contract.identifiers import RunId
 from proxy.engines.place import EngineLoad
 from proxy.engines.protocol import Engine
 from proxy.engines.watch import EngineWatch
 from proxy.log import logger
 from proxy.serving.controller import RunController
+from proxy.serving.leases import EngineLease
 from proxy.serving.older_versions import OlderVersions
 from proxy.serving.repository import EngineRecord
 
@@ -21,18 +20,6 @@ from proxy.serving.repository import EngineRecord
 _VACATE_SECONDS = 600.0
 
 _LOG = logger(__name__)
-
-
-class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine as it is configured. `run` is the name of the one run that it is dedicated to, if any. `origin` is
-    `local` for an engine that `base-rl up` started, `configured` for any other."""
-
-    name: str
-    url: str
-    base_model: str
-    run: str | None = None
-    kind: str = "sglang"
-    origin: str = "configured"
 
 
 class PooledEngine:
@@ -45,6 +32,7 @@ class PooledEngine:
         load: EngineLoad,
         older: OlderVersions,
         *,
+        lease: EngineLease,
         new_controller: Callable[[PooledEngine, RunId], RunController],
         interval_seconds: float,
         patience_seconds: float,
@@ -53,6 +41,7 @@ class PooledEngine:
         self.engine = engine
         self.load = load
         self.older = older
+        self.lease = lease
         self.controllers: dict[RunId, RunController] = {}
         self._new_controller = new_controller
         self._tasks: dict[RunId, asyncio.Task[None]] = {}

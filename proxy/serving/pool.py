@@ -26,6 +26,7 @@ from proxy.overview.views import EngineView
 from proxy.runs.service import RunDirectory, RunView
 from proxy.serving.adapter_runs import AdapterController
 from proxy.serving.controller import NO_OBSERVER, ControllerSetup, RunController, SwapObserver
+from proxy.serving.leases import EngineLease
 from proxy.serving.member import PooledEngine
 from proxy.serving.older_versions import OlderVersions, ranges
 from proxy.serving.placement import PlaceableEngine, PlaceableRun, place_runs
@@ -369,6 +370,7 @@ class EnginePool:
             engine,
             load,
             older,
+            lease=EngineLease(self._registry, record.id),
             new_controller=self._new_controller,
             interval_seconds=self._settings.health_interval_seconds,
             patience_seconds=self._settings.health_timeout_seconds,
@@ -390,5 +392,6 @@ class EnginePool:
             health_interval_seconds=self._settings.health_interval_seconds,
             observer=self._observer,
             newest=lambda: self.serving(run_id),
+            lease=member.lease,
         )
         return kind(setup)

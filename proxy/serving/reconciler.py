@@ -36,7 +36,9 @@ class SwapController(RunController):
         info = await self._ask()
         if info is None:
             return
-        if self._loader.may_be_paused and not await self._loader.resume():
+        if self._lease.is_abandoned:
+            self._loader.may_be_paused = True
+        if self._loader.may_be_paused and not await self._resume():
             await self._health.report_lost("generation is paused and cannot be resumed")
             return
         loaded = self._health.version = self._health.version_in(info)
@@ -48,12 +50,36 @@ class SwapController(RunController):
             await self._health.report_lost(problem)
             return
         await self._faults.engine_lives(target, loaded)
-        if loaded != target.version and self._faults.is_due(target.version) and await self._may_load(target):
-            loaded = await self._swap(target, info)
+        is_due = loaded != target.version and self._faults.is_due(target.version) and not self._must_wait()
+        if is_due and await self._may_load(target):
+            loaded = await self._swap_alone(target)
         if loaded is None:
             await self._health.report_lost("the engine holds no version of this run")
             return
         await self._report(loaded, target, swap_seconds=self._swap_seconds)
+
+    def _must_wait(self) -> bool:
+        """Return whether another proxy changes the engine now, or has calls there whose run would change."""
+        return self._lease.is_taken or self._lease.is_awaited(self._run_id)
+
+    async def _resume(self) -> bool:
+        """Resume generation, unless another proxy has paused it for a load: that one resumes it."""
+        async with self._lease.held() as is_ours:
+            return await self._loader.resume() if is_ours else True
+
+    async def _swap_alone(self, target: Target) -> int | None:
+        """Load the target unless another proxy does. Return the version that the engine holds afterwards."""
+        async with self._lease.held() as is_ours:
+            if not is_ours:
+                return self._health.version
+            # Again: another proxy may have loaded the target since this round began.
+            info = await self._ask()
+            if info is None:
+                return self._health.version
+            self._health.version = self._health.version_in(info)
+            if self._health.version == target.version:
+                return target.version
+            return await self._swap(target, info)
 
     async def _swap(self, target: Target, info: EngineInfo) -> int | None:
         """Load the target and return the version that the engine holds afterwards, whether that worked or not."""

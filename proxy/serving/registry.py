@@ -19,10 +19,13 @@ from proxy.database.now import database_now
 from proxy.database.unit_of_work import Database
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
+from proxy.serving.configured import EngineSpec
 from proxy.serving.identity import ProxyIdentity, machine_of, this_machine
-from proxy.serving.member import EngineSpec
 from proxy.serving.repository import EngineRecord, EngineReport, EngineRepository
 from proxy.settings import ConfigurationError
+
+LEASE_SECONDS = 15.0
+"""How long the lease of a proxy that died on another machine keeps others from loading. Its owner renews it."""
 
 # A report counts for this long, or for three health intervals if they take longer. An unchanged one is written again
 # after a third of it, so an idle installation writes one small row every few seconds.
@@ -54,6 +57,8 @@ class EngineRegistry:
         self._valid_seconds = max(_REPORT_SECONDS, 3 * interval_seconds)
         self._declared: frozenset[EngineId] = frozenset()
         self._written: dict[EngineId, tuple[EngineReport, float]] = {}
+        self._read_at = 0.0
+        """The database's time of the last read."""
         self.records: tuple[EngineRecord, ...] = ()
         """The engines that this proxy uses, oldest first."""
         self.elsewhere: tuple[EngineRecord, ...] = ()
@@ -164,7 +169,8 @@ class EngineRegistry:
 
         def read(connection: Connection) -> tuple[list[EngineRecord], list[EngineReport]]:
             repository = EngineRepository(connection)
-            return repository.all_by_age(), repository.reports(database_now(connection, self._clock))
+            self._read_at = database_now(connection, self._clock)
+            return repository.all_by_age(), repository.reports(self._read_at)
 
         records, reports = await self._database.read(read)
         if not self._declared <= {record.id for record in records}:
@@ -189,6 +195,39 @@ class EngineRegistry:
     def others_use(self, engine_id: EngineId) -> bool:
         """Return whether another proxy has runs or calls on the engine."""
         return any(report.is_in_use for report in self.others.get(engine_id, ()))
+
+    def lease_state(self, engine_id: EngineId) -> str:
+        """Return `free`, `own`, `taken` by another proxy, or `abandoned` by one that died, as last read."""
+        for record in self.records:
+            if record.id == engine_id and record.lease_owner is not None and record.lease_until is not None:
+                if record.lease_owner == self.identity.name:
+                    return "own"
+                is_over = record.lease_until <= self._read_at or self.identity.is_gone(record.lease_owner)
+                return "abandoned" if is_over else "taken"
+        return "free"
+
+    async def take_lease(self, engine_id: EngineId) -> bool:
+        """Take or renew the lease of an engine. Return False if another proxy that lives has it."""
+
+        def write(connection: Connection) -> bool:
+            repository = EngineRepository(connection)
+            record = repository.find(engine_id)
+            owner = None if record is None else record.lease_owner
+            now = database_now(connection, self._clock)
+            return repository.take_lease(
+                engine_id,
+                self.identity.name,
+                now=now,
+                until=now + LEASE_SECONDS,
+                gone=owner if owner is not None and self.identity.is_gone(owner) else None,
+            )
+
+        return await self._database.commit(write)
+
+    async def give_lease_back(self, engine_id: EngineId) -> None:
+        """Let other proxies change what the engine holds."""
+        name = self.identity.name
+        await self._database.commit(lambda connection: EngineRepository(connection).give_lease_back(engine_id, name))
 
     async def report(self, reports: Sequence[EngineReport]) -> None:
         """Write the reports of this proxy that changed, and those that would soon count no more."""

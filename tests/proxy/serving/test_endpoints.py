@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import update
 
 from proxy.app import create_app
+from proxy.contract.claim import ClaimedBatch, ClaimRequest, decode
+from proxy.database.tables import EngineRow
+from proxy.database.unit_of_work import Database
+from proxy.serving.identity import ProxyIdentity
 from proxy.settings import DatabaseSettings, EngineSettings
 from tests.fakes.engine import FakeEngine
 from tests.proxy.test_app import ADMIN, RUN, settings_for
+from tests.proxy.test_loop import trainer_post
 from tests.proxy.tokens.models import write_model
+from tests.proxy.versions.publishing import commit_request, publish
 from tests.running_app import bearer, running
 
 FIRST, SECOND = "http://first.test:1", "http://second.test:1"
@@ -32,6 +42,19 @@ class Pool:
         }
         self._directory = directory
         self._database = DatabaseSettings(url=database_url)
+
+    @property
+    def weights_dir(self) -> Path:
+        return self._directory / "data" / "weights"
+
+    async def give_lease(self, owner: str) -> None:
+        """Let a proxy that does not run have the lease of the first engine for a minute."""
+        database = Database(str(self._database.url))
+        lease = update(EngineRow).values(lease_owner=owner, lease_until=time.time() + 60)
+        try:
+            await database.commit(lambda connection: connection.execute(lease.where(EngineRow.url == FIRST)))
+        finally:
+            await database.aclose()
 
     @asynccontextmanager
     async def proxy(self, *, state: str = "ready") -> AsyncIterator[httpx.AsyncClient]:
@@ -152,3 +175,65 @@ async def test_a_drained_engine_stays_drained_over_a_restart(pool: Pool) -> None
         await until(lambda: is_in_state(client, "engine", "ready"))
         answer = await client.post("/v1/chat/completions", json=HELLO, headers=bearer(RUN))
         assert answer.status_code == 200, answer.text
+
+
+async def test_each_engine_loads_a_version_once_however_many_proxies_there_are(pool: Pool) -> None:
+    async with pool.proxy() as one, pool.proxy() as other:
+        assert (await add(one, "second", SECOND, run="policy")).status_code == 201
+        await until(lambda: is_in_state(one, "second", "ready"))
+        await until(lambda: is_in_state(other, "second", "ready"))
+        weights = await commit_a_version(one, pool)
+        for client in (one, other):
+            for name in ("engine", "second"):
+                await until(partial(serves, client, name, 1))
+        for engine in pool.engines.values():
+            assert [path for call, (path, _) in loads(engine)] == [weights]
+        await until(lambda: is_free(one))
+
+
+async def test_the_lease_of_a_proxy_that_died_is_taken_over_and_the_engine_resumed(pool: Pool) -> None:
+    async with pool.proxy() as client:
+        died = ProxyIdentity().name.split("/")
+        # A process of this machine that has ended, as after kill -9 in the middle of a load.
+        ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+        await ended.wait()
+        died[-2] = str(ended.pid)
+        elsewhere = "elsewhere/1/1/0"
+        first = pool.engines[FIRST]
+        for owner, is_known in ((elsewhere, False), ("/".join(died), True)):
+            await pool.give_lease(owner)
+            before = len(first.calls)
+            if is_known:
+                await until(lambda: is_free(client))
+                assert ("resume", None) in first.calls[before:]
+            else:
+                await commit_a_version(client, pool)
+                for _ in range(5):
+                    await asyncio.sleep(0.05)
+                    assert not loads(first), "the other proxy may be loading it"
+        await until(partial(serves, client, "engine", 1))
+
+
+async def is_free(client: httpx.AsyncClient) -> bool:
+    return all(engine["lease"] is None for engine in (await listed(client)).values())
+
+
+async def serves(client: httpx.AsyncClient, name: str, version: int) -> bool:
+    return bool((await listed(client))[name]["versions"] == {"policy": version})
+
+
+def loads(engine: FakeEngine) -> list[Any]:
+    return [call for call in engine.calls if call[0] == "load_weights"]
+
+
+async def commit_a_version(client: httpx.AsyncClient, pool: Pool) -> str:
+    """Record and reward a session and commit a version trained on it. Return its directory."""
+    session = (await client.post("/v1/sessions", json={}, headers=bearer(RUN))).json()
+    own = bearer(session["api_key"])
+    assert (await client.post("/v1/chat/completions", json=HELLO, headers=own)).status_code == 200
+    await client.post("/v1/feedback", json={"reward": 1}, headers=own)
+    batch = decode(await trainer_post(client, "claims", ClaimRequest(trainer="test", want=1)), ClaimedBatch)
+    assert batch.claim_id is not None
+    weights = publish(pool.weights_dir)
+    await trainer_post(client, "versions", commit_request([batch.claim_id], 0, weights))
+    return weights.uri

@@ -17,7 +17,7 @@ from proxy.engines.activity import EngineActivity
 from proxy.errors import EngineUnavailable
 from proxy.runs.repository import RunRepository
 from proxy.runs.service import RunView
-from proxy.serving.member import EngineSpec
+from proxy.serving.configured import EngineSpec
 from proxy.serving.pool import EnginePool
 from proxy.serving.registry import EngineRegistry
 from proxy.settings import EngineSettings, RunSettings
