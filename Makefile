@@ -10,7 +10,7 @@ ENGINE ?= embedded
 PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-gpu chaos checkpoint clean trace-call
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-gpu chaos checkpoint clean trace-call
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -106,6 +106,15 @@ bench-proxy: setup  ## the proxy's own cost, beside LiteLLM and rllm-model-gatew
 bench-hostile: setup  ## what others notice of one hostile client -> benchmarks/results/hostile.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.hostile $(if $(SHORT),--short)
 
+bench-fair: setup  ## the calls of one run beside another with ten times its share -> benchmarks/results/fair.json (SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.pool.fair $(if $(SHORT),--short)
+
+bench-engines: setup  ## kill -9 of one of two engines every 20 s under 64 streams, five minutes -> benchmarks/results/engines.json (SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.pool.engines $(if $(SHORT),--short)
+
+bench-adapters: setup-dev sglang-cpu  ## adapter swaps under load, 500 on the embedded engine, 50 on SGLang -> benchmarks/results/adapters.json (ARGS="--engine embedded": a part; SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.pool.adapters $(if $(SHORT),--short) $(ARGS)
+
 bench-store: setup  ## both databases from nothing to a million turns -> benchmarks/results/store.json (TURNS=n, DATABASE=sqlite; SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.store $(if $(TURNS),--turns $(TURNS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)
 
@@ -127,7 +136,7 @@ bench-trainer: setup-dev  ## a training step packed, as trees and by TRL, per CP
 bench-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## a training step on a CUDA device, in the shape of Qwen3-0.6B -> benchmarks/results/gpu.json (SHORT=1: does it run?)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu $(if $(SHORT),--short)
 
-chaos: setup  ## kill -9 at random times, a lying engine, a hostile client, a full disk, five connections, on both databases; and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
+chaos: setup  ## kill -9 at random times, with two runs on two engines, lying engines, a hostile client, a full disk, five connections, on both databases; and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
 	$(BIN)/python -m benchmarks.chaos $(if $(KILLS),--seconds $(KILLS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)
 
 bench-jobs: setup-dev  ## 10,000 background jobs, workers killed every ten seconds, in-process and by Celery -> benchmarks/results/jobs.json (needs redis-server; SHORT=1: does it run?)

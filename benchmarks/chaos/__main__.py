@@ -1,12 +1,13 @@
-"""Kill proxy, trainer and engine at random times under load, inject faults, and count broken promises.
+"""Kill proxy, trainer and two engines at random times under load, inject faults, and count broken promises.
 
-`python -m benchmarks.chaos [--seconds 300] [--database sqlite|postgresql]` runs the calculator's model on the
-embedded engine, its trainer, and agents that call, stream, reward, repeat and revise without a pause. Every few
-seconds one randomly chosen part gets a kill -9, and the supervisor restarts it. Meanwhile faults take turns: a relay
-before the engine changes its answers, a hostile client attacks, and the disk of the store is full. PostgreSQL grants
-five connections all the time. After the last kill, the wait of an agent is measured with and without the hostile
-client, the agents continue until everything trainable has been trained, and the store is compared with the answers
-that the agents received.
+`python -m benchmarks.chaos [--seconds 300] [--database sqlite|postgresql]` serves two adapter runs of the
+calculator's model on two embedded engines that both runs share, with one trainer, and agents of both runs that call,
+stream, reward, repeat and revise without a pause, under the same session names in both runs. Every few seconds one
+randomly chosen part gets a kill -9, and the supervisor restarts it. Meanwhile faults take turns: relays before the
+engines change their answers, a hostile client attacks, and the disk of the store is full. PostgreSQL grants five
+connections all the time. After the last kill, the wait of an agent is measured with and without the hostile client,
+the agents continue until everything trainable has been trained, and the store is compared with the answers that the
+agents received.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from benchmarks.chaos.accounts import Ask, counted, impossible, trainable
-from benchmarks.chaos.customers import MODEL, Customers
+from benchmarks.chaos.customers import Customers, Promises
 from benchmarks.chaos.faults import FULL_DISK, HOSTILITY, LIES, Faults, attacks, child
 from benchmarks.chaos.places import Place, place
 from benchmarks.chaos.waiting import measure
@@ -42,7 +46,9 @@ from proxy.settings import Settings, load_settings
 RESULT = Path(__file__).parent.parent / "results" / "chaos.json"
 EXAMPLE = Path(__file__).parents[2] / "agents_examples" / "calculator"
 DATABASES = ("sqlite", "postgresql")
-PARTS = (PROXY, TRAINER, ENGINE)
+RUNS = ("calculator", "second")
+ENGINES = (ENGINE, f"{ENGINE}-2")
+PARTS = (PROXY, TRAINER, *ENGINES)
 BROKEN = (
     "lost_turns",
     "changed_turns",
@@ -73,6 +79,7 @@ _CONNECTIONS = 100
 _ADDED_MS = 100.0
 """Milliseconds that a hostile client may add to the 99th percentile of another client's wait."""
 _TRAINER = {
+    "BASE_RL_TRAINER__RUNS": json.dumps({run: {} for run in RUNS}),
     "BASE_RL_TRAINER__BATCH__TRAJECTORIES": "32",
     "BASE_RL_TRAINER__BATCH__AT_LEAST": "2",
     "BASE_RL_TRAINER__BATCH__WAIT_SECONDS": "2",
@@ -116,25 +123,26 @@ async def chaos(database: str, at: Place, folder: Path, options: argparse.Namesp
         print(f"  {time.monotonic() - began:6.1f} s  {part}: {what}", flush=True)
 
     faults = Faults(at, folder / f"faults-{database}", options.seed)
-    engine_port = random_free_port("127.0.0.1")
     checkpoint = str(EXAMPLE / "checkpoint")
-    plan = embedded_plan(model=checkpoint, port=engine_port, seed=options.seed)
-    engine = Part(name=ENGINE, argv=plan.argv, env=plan.env)
+    ports = [random_free_port("127.0.0.1") for _ in ENGINES]
+    plans = [embedded_plan(model=checkpoint, port=port, seed=options.seed) for port in ports]
+    parts = [Part(name=name, argv=plan.argv, env=plan.env) for name, plan in zip(ENGINES, plans, strict=True)]
     data_dir = folder / f"data-{database}"
-    told = ("--switch", str(faults.switch(LIES)), "--told", str(faults.told), "--seed", str(options.seed))
-    async with Supervisor([engine], folder / f"logs-{database}", listener) as engines:
-        with child("liar", "--engine", str(engine_port), *told) as liar:
-            assert liar.stdout is not None
-            settings = _settings(at, data_dir, checkpoint, f"http://127.0.0.1:{int(liar.stdout.readline())}")
+    switch = ("--switch", str(faults.switch(LIES)), "--told", str(faults.told), "--seed", str(options.seed))
+    async with Supervisor(parts, folder / f"logs-{database}", listener) as engines:
+        with ExitStack() as liars:
+            urls = []
+            for port in ports:
+                liar = liars.enter_context(child("liar", "--engine", str(port), *switch))
+                assert liar.stdout is not None
+                urls.append(f"http://127.0.0.1:{int(liar.stdout.readline())}")
+            settings = _settings(at, data_dir, checkpoint, urls)
             async with running_stack(
                 settings, config_file=EXAMPLE / "config.toml", with_trainer=True, seed=options.seed, listener=listener
             ) as stack:
                 await wait_until_ready(stack)
-                killer = Killer(
-                    {ENGINE: engines, PROXY: stack.supervisor, TRAINER: stack.supervisor},
-                    options.seed,
-                    options.kill_every,
-                )
+                supervisors = {PROXY: stack.supervisor, TRAINER: stack.supervisor, **dict.fromkeys(ENGINES, engines)}
+                killer = Killer(supervisors, options.seed, options.kill_every)
                 found = await _under_load(at, stack, faults, killer, options)
     findings = check(settings.database_url)
     for finding in findings:
@@ -151,11 +159,12 @@ async def chaos(database: str, at: Place, folder: Path, options: argparse.Namesp
     }
 
 
-def _settings(at: Place, data_dir: Path, checkpoint: str, engine_url: str) -> Settings:
+def _settings(at: Place, data_dir: Path, checkpoint: str, engine_urls: list[str]) -> Settings:
     overrides: dict[str, dict[str, Any]] = {
         "server": {"port": 0, "data_dir": data_dir, "max_connections": _CONNECTIONS},
-        "engine": {"kind": engine_url},
-        "run": {"lease_seconds": 4.0, "session_idle_seconds": 30.0},
+        "engine": {"kind": engine_urls[0], "replica_urls": engine_urls[1:]},
+        "run": {"model": checkpoint, "weights": "adapter", "lease_seconds": 4.0, "session_idle_seconds": 30.0},
+        "runs": {run: {} for run in RUNS},
         "database": {"url": at.url},
     }
     return with_model(load_settings(EXAMPLE / "config.toml", overrides), checkpoint)
@@ -171,11 +180,16 @@ async def _under_load(
 ) -> dict[str, Any]:
     """Run kills and faults while agents work, then measure without kills, with and without a hostile client, and
     compare the store with the promises."""
-    customers = Customers(stack.url, stack.keys.run_key, options.seed, options.agents)
+    promises = Promises()
+    keys = {RUNS[0]: stack.keys.run_key, RUNS[1]: await _new_key(stack, RUNS[1])}
+    crowds = [
+        Customers(stack.url, key, run, promises, seed=options.seed, count=options.agents // len(RUNS))
+        for run, key in keys.items()
+    ]
     waits = faults.folder / "waits"
-    hostile_arguments = ("--model", MODEL, "--switch", str(faults.switch(HOSTILITY)), "--seed", str(options.seed))
+    hostile_arguments = ("--model", RUNS[0], "--switch", str(faults.switch(HOSTILITY)), "--seed", str(options.seed))
     with child("hostile", stack.url, stack.keys.run_key, *hostile_arguments) as hostile:
-        working = asyncio.create_task(customers.work())
+        working = asyncio.ensure_future(asyncio.gather(*(customers.work() for customers in crowds)))
         try:
             breaking = asyncio.gather(killer.work(options.seconds), faults.work(options.seconds))
             await asyncio.wait((working, breaking), return_when=asyncio.FIRST_COMPLETED)
@@ -188,20 +202,30 @@ async def _under_load(
             sent = attacks(hostile)
             stuck = await _drained(at.ask, stack)
         finally:
-            customers.finish()
+            for customers in crowds:
+                customers.finish()
             await asyncio.wait((working,), timeout=120)
         working.result()
     return {
-        **counted(at.ask, customers.promises),
+        **counted(at.ask, promises),
         "attacks": sent,
         "crashes_by_hostile_requests": sum(
             count for statuses in sent.values() for status, count in statuses.items() if "500" in status
         ),
         **waited,
         "stuck": stuck,
-        "failed_requests": customers.promises.failures,
-        "given_up": customers.promises.given_up,
+        "failed_requests": promises.failures,
+        "given_up": promises.given_up,
     }
+
+
+async def _new_key(stack: Stack, run: str) -> str:
+    """Return a new key for a run's agents."""
+    headers = {"authorization": f"Bearer {stack.keys.admin_key}"}
+    async with httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=30) as admin:
+        answer = await admin.post("/api/v1/keys", json={"kind": "run", "run": run})
+    answer.raise_for_status()
+    return str(answer.json()["key"])
 
 
 async def _drained(ask: Ask, stack: Stack) -> int:
@@ -233,7 +257,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0, help="of kills and faults, for each database")
     parser.add_argument("--kill-every", type=float, default=6.0, help="seconds, on average")
-    parser.add_argument("--agents", type=int, default=24, help="at once")
+    parser.add_argument("--agents", type=int, default=24, help="at once, of both runs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True, help=f"to {RESULT.name}")

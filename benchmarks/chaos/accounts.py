@@ -59,7 +59,7 @@ def impossible(ask: Ask, vocabulary: int) -> int:
 
 
 def counted(ask: Ask, promises: Promises) -> dict[str, int]:
-    """Return the figures. All but the first four count broken promises."""
+    """Return the figures. All but the first five count broken promises."""
     turns = {row[0]: unpack_json(bytes(row[1])) for row in ask("SELECT id, response FROM turns")}
     rewards = {row[0]: float(row[1]) for row in ask("SELECT id, value FROM rewards")}
     committed = Counter(
@@ -70,7 +70,9 @@ def counted(ask: Ask, promises: Promises) -> dict[str, int]:
         )
     )
     consumed = {row[0] for row in ask("SELECT id FROM sessions WHERE training = 'consumed'")}
-    versions = [row[0] for row in ask("SELECT version FROM policy_versions ORDER BY version")]
+    versions: dict[str, list[int]] = {}
+    for run_id, version in ask("SELECT run_id, version FROM policy_versions ORDER BY version"):
+        versions.setdefault(run_id, []).append(version)
     misaligned = ask(
         "SELECT turns.session_id FROM turns GROUP BY turns.session_id"
         " HAVING count(*) <> (SELECT turn_count FROM sessions WHERE sessions.id = turns.session_id)"
@@ -79,7 +81,8 @@ def counted(ask: Ask, promises: Promises) -> dict[str, int]:
         "answered_turns": len(promises.turns),
         "acknowledged_rewards": len(promises.rewards),
         "consumed": len(consumed),
-        "versions": len(versions) - 1,
+        "versions": sum(len(each) - 1 for each in versions.values()),
+        "runs_without_a_step": sum(len(each) == 1 for each in versions.values()),
         "lost_turns": sum(turn not in turns for turn in promises.turns),
         "changed_turns": sum(
             turn in turns and recorded_text(turns[turn]) != text for turn, text in promises.turns.items()
@@ -90,7 +93,7 @@ def counted(ask: Ask, promises: Promises) -> dict[str, int]:
         "consumed_twice": sum(count > 1 for count in committed.values()),
         "consumed_without_a_step": len(consumed - committed.keys()),
         "trained_and_not_consumed": len(committed.keys() - consumed),
-        "missing_versions": int(versions != list(range(len(versions)))),
+        "missing_versions": sum(each != list(range(len(each))) for each in versions.values()),
         "sessions_with_miscounted_turns": len(misaligned),
         "ambiguous_answers": len(promises.overtaken),
     }

@@ -11,7 +11,6 @@ import httpx
 from openai import APIConnectionError, APIError, AsyncOpenAI, LengthFinishReasonError
 from openai.types.chat import ChatCompletion
 
-MODEL = "calculator"
 _PAUSE_S = 0.1
 _TRIES = 400
 """Attempts of one request, with pauses between them: longer than any part takes to restart."""
@@ -39,12 +38,12 @@ class Promises:
 
 
 class Customers:
-    """`count` concurrent agents, each with one session after another: one to three questions, streamed or not, and a
-    reward for the last turn or for every turn. Some rewards are posted twice, or revised later."""
+    """`count` concurrent agents of one run, each with one session after another: one to three questions, streamed or
+    not, and a reward for the last turn or for every turn. Some rewards are posted twice, or revised later."""
 
-    def __init__(self, url: str, key: str, seed: int, count: int) -> None:
-        self.promises = Promises()
-        self.paused = asyncio.Event()
+    def __init__(self, url: str, key: str, run: str, promises: Promises, *, seed: int, count: int) -> None:
+        self._promises = promises
+        self._run = run
         self._url = url
         self._key = key
         self._seed = seed
@@ -61,7 +60,8 @@ class Customers:
             asyncio.TaskGroup() as agents,
         ):
             for number in range(self._count):
-                agents.create_task(_Agent(self.promises, http, openai, self._seed, number).work(self._over))
+                agent = _Agent(self._promises, http, openai, self._run, self._seed, number)
+                agents.create_task(agent.work(self._over))
 
     def finish(self) -> None:
         """Let every agent end its current session."""
@@ -70,13 +70,15 @@ class Customers:
 
 class _Agent:
     def __init__(
-        self, promises: Promises, http: httpx.AsyncClient, openai: AsyncOpenAI, seed: int, number: int
+        self, promises: Promises, http: httpx.AsyncClient, openai: AsyncOpenAI, run: str, seed: int, number: int
     ) -> None:
         self._promises = promises
+        self._run = run
         self._http = http
         self._openai = openai
+        # Without the run: both runs have sessions of the same names.
         self._name = f"agent-{seed}-{number}"
-        self._random = random.Random(f"{seed}-{number}")
+        self._random = random.Random(f"{run}-{seed}-{number}")
 
     async def work(self, over: asyncio.Event) -> None:
         sessions = 0
@@ -121,7 +123,7 @@ class _Agent:
 
     async def _whole(self, session: str, messages: list[dict[str, Any]]) -> tuple[str, str]:
         completion = await self._openai.chat.completions.create(
-            model=MODEL,
+            model=self._run,
             messages=messages,  # type: ignore[arg-type]
             extra_headers={"X-Base-RL-Session": session},
         )
@@ -131,7 +133,7 @@ class _Agent:
 
     async def _streamed(self, session: str, messages: list[dict[str, Any]]) -> tuple[str, str]:
         stream = self._openai.chat.completions.stream(
-            model=MODEL,
+            model=self._run,
             messages=messages,  # type: ignore[arg-type]
             extra_headers={"X-Base-RL-Session": session},
         )

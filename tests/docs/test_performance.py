@@ -13,6 +13,7 @@ from benchmarks.hostile.__main__ import judged
 from benchmarks.learning import report as learning_report
 from benchmarks.learning.tasks import TASKS
 from benchmarks.mismatch import report as mismatch_report
+from benchmarks.pool import adapters, fair
 from benchmarks.proxy import report
 from benchmarks.runs import report as runs_report
 from benchmarks.store import report as store_report
@@ -182,13 +183,37 @@ def test_one_hostile_client() -> None:
     assert rows(sections(PAGE)["One hostile client"]) == target_rows(judged(result("hostile.json")))
 
 
+def test_the_calls_of_one_run_beside_a_crowded_one() -> None:
+    measured = result("fair.json")
+    text = sections(PAGE)["Fair shares"]
+    lines = {"of the one run, alone": "alone", "beside the other": "beside", "of the other": "crowd"}
+    waits = [[name, str(measured[f"{key}_p50"]), str(measured[f"{key}_p99"])] for name, key in lines.items()]
+    assert rows(text) == waits + target_rows(fair.judged(measured))
+    assert f"processor: {measured['machine']['processor']}" in text
+
+
+def test_the_adapter_swaps() -> None:
+    measured = result("adapters.json")
+    names = {
+        key: name for key, name in (("embedded", "the embedded engine"), ("sglang", "SGLang")) if key in measured
+    }
+    text = sections(PAGE)["Adapter swaps"]
+    facts = ["swaps", "swap_seconds", "calls", "versions_that_answered", "tokens", "largest_difference"]
+    facts.append("difference_under_the_version_before")
+    assert rows(text) == [[name, *(str(measured[key][fact]) for fact in facts)] for key, name in names.items()] + [
+        [name, *row] for key, name in names.items() for row in target_rows(adapters.judged(measured[key]))
+    ]
+    assert f"processor: {measured['machine']['processor']}" in text
+
+
 def test_the_kills_and_faults() -> None:
     measured = result("chaos.json")
     text = sections(PAGE)["Kills and faults"]
     assert rows(text) == [
         [
             run["database"],
-            *(str(run["kills"][part]) for part in ("proxy", "trainer", "engine")),
+            *(str(run["kills"][part]) for part in ("proxy", "trainer")),
+            str(sum(count for part, count in run["kills"].items() if part.startswith("engine"))),
             *(str(run[name]) for name in ("answered_turns", "acknowledged_rewards", "consumed", "versions")),
         ]
         for run in measured["runs"]

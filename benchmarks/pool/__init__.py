@@ -1,0 +1,1 @@
+"""Several runs and several engines under load: `make bench-fair`, `make bench-engines`, `make bench-adapters`."""
