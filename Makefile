@@ -121,7 +121,7 @@ bench-store: setup  ## both databases from nothing to a million turns -> benchma
 bench-learning: setup-dev  ## every preset that rewards teach, on three tasks, three seeds, staleness 0, 2 and 4 -> benchmarks/results/learning.json (SHORT=1: one seed, staleness 0 and 2; ARGS="--tasks live": a part)
 	$(BIN)/python -m benchmarks.learning $(if $(SHORT),--short) $(ARGS)
 
-bench-mismatch: setup  ## learning from a wrong engine, by correction, three seeds, an hour -> benchmarks/results/mismatch.json (ARGS="--faults stale --seeds 0" for a part; SHORT=1: does it run?)
+bench-mismatch: setup  ## learning from a wrong engine, by correction, three seeds, 20 minutes -> benchmarks/results/mismatch.json (ARGS="--faults stale --seeds 0" for a part; SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.mismatch $(if $(SHORT),--short) $(ARGS)
 
 bench-async: setup  ## an agent whose tools take time, synchronously and not, three seeds -> benchmarks/results/async.json (SHORT=1: does it run?)

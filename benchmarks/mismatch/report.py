@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from benchmarks.mismatch.engines import ENGINES, NOISE, STEP
+from benchmarks.mismatch.engines import ENGINES, LAG, NOISE, STEP
 from benchmarks.mismatch.run import CORRECTIONS, LEARNING_RATE, STEPS, Found, Run
 from benchmarks.targets import Target
 
@@ -15,10 +15,13 @@ WITHIN = 0.05
 """Largest loss of reward with the default correction."""
 
 
+_FIGURES = ("final", "acted", "gap")
+
+
 def result_of(found: dict[Run, Found]) -> dict[str, Any]:
-    """Return {fault: {correction: {"final", "acted", "gap": lists over the seeds}}}, and the faults' strengths."""
+    """Return {fault: {correction: {"final", "acted", "gap", "paused": lists over the seeds}}}, and the faults' strengths."""
     result: dict[str, Any] = {
-        "strengths": {"noise": NOISE, "eight_bits": STEP, "stale": STEPS},
+        "strengths": {"noise": NOISE, "eight_bits": STEP, "stale": LAG},
         "learning_rate": LEARNING_RATE,
         "steps": STEPS,
     }
@@ -27,7 +30,8 @@ def result_of(found: dict[Run, Found]) -> dict[str, Any]:
             runs = sorted((run for run in found if (run.fault, run.correction) == (fault, correction)), key=_seed)
             if runs:
                 result.setdefault(fault, {})[correction] = {
-                    name: [round(getattr(found[run], name), 4) for run in runs] for name in ("final", "acted", "gap")
+                    **{name: [round(getattr(found[run], name), 4) for run in runs] for name in _FIGURES},
+                    "paused": [found[run].paused for run in runs],
                 }
     return result
 
@@ -72,6 +76,7 @@ def page_rows(result: dict[str, Any]) -> list[list[str]]:
             ", ".join(f"{value:.2f}" for value in figures["final"]),
             f"{statistics.median(figures['acted']):.2f}",
             f"{statistics.median(figures['gap']):.2f}",
+            ", ".join("–" if step is None else str(step) for step in figures["paused"]),
         ]
         for fault in ENGINES
         for correction, figures in result.get(fault, {}).items()
@@ -80,8 +85,8 @@ def page_rows(result: dict[str, Any]) -> list[list[str]]:
 
 def shown(result: dict[str, Any]) -> str:
     lines = [
-        f"{fault:<12}{correction:<20}{finals:<22}acted {acted}, gap {gap}"
-        for fault, correction, finals, acted, gap in page_rows(result)
+        f"{fault:<12}{correction:<20}{finals:<22}acted {acted}, gap {gap}, paused {paused}"
+        for fault, correction, finals, acted, gap, paused in page_rows(result)
     ]
     lines += [
         f"{'reached' if each.reached else 'NOT REACHED'}  {each.what}: {each.measured:.2f} ({each.bound:g})"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from benchmarks.mismatch.engines import ENGINES, Engine
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
 from trainer.batching.preparation import prepare
-from trainer.config import Correction, TrainerSettings
+from trainer.config import Correction, MismatchSettings, TrainerSettings
 from trainer.loading import load_reference, load_trained
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner
@@ -27,16 +28,17 @@ PRESET = "grpo"
 CORRECTIONS: dict[str, Correction | None] = {
     "none": Correction.NONE,
     "default": None,
+    "truncate": Correction.TRUNCATE,
     "mask": Correction.MASK,
     "sequence_truncate": Correction.SEQUENCE_TRUNCATE,
     "sequence_mask": Correction.SEQUENCE_MASK,
     "geometric_mask": Correction.GEOMETRIC_MASK,
 }
 """Corrections by name; `default` is that of the preset."""
-LEARNING_RATE = 5e-4
-"""Twice the rate of `bench-learning`: faults show in fewer steps, and learning from a correct engine is still
-stable."""
-STEPS = 80
+ON_A_CORRECT_ENGINE = ("none", "default")
+"""Corrections that are also measured on a correct engine, where every ratio is 1 and all weights are equal."""
+LEARNING_RATE = Calculator.learning_rate
+STEPS = 40
 JUDGED = 4
 """Number of batches in the final evaluation."""
 
@@ -52,11 +54,14 @@ class Run:
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """The result of a run. `final` is the mean reward of the learnt weights on a correct engine, `acted` that of the
-    wrong engine's last batches, `gap` the mean difference of log-probabilities over all steps, in nats per token."""
+    wrong engine's last batches, `gap` the mean difference of log-probabilities over all steps, in nats per token.
+    `paused` is the step after which a trainer with default settings pauses the run because of that difference, or
+    None; the benchmark goes on."""
 
     final: float
     acted: float
     gap: float
+    paused: int | None
     seconds: float
 
 
@@ -101,5 +106,14 @@ def learn(run: Run) -> Found:
         final=statistics.fmean(judged),
         acted=statistics.fmean(rewards[-JUDGED:]),
         gap=statistics.fmean(gaps) if gaps else 0.0,
+        paused=pause_of(gaps, settings.mismatch),
         seconds=round(time.process_time() - began, 1),
     )
+
+
+def pause_of(gaps: Sequence[float], settings: MismatchSettings) -> int | None:
+    """Return the number of the step after which the trainer's watch pauses a run with these gaps, from 1."""
+    for step in range(settings.steps, len(gaps) + 1):
+        if min(gaps[step - settings.steps : step]) > settings.pause_above:
+            return step
+    return None

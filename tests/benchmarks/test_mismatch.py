@@ -11,9 +11,9 @@ import torch
 from benchmarks.learning.tasks import CHECKPOINT
 from benchmarks.mismatch import report
 from benchmarks.mismatch.__main__ import add, read
-from benchmarks.mismatch.engines import ENGINES, STEP
-from benchmarks.mismatch.run import CORRECTIONS, Found, Run
-from trainer.config import Correction, TrainerSettings
+from benchmarks.mismatch.engines import ENGINES, LAG, STEP
+from benchmarks.mismatch.run import CORRECTIONS, Found, Run, pause_of
+from trainer.config import Correction, MismatchSettings, TrainerSettings
 from trainer.loading import load_reference
 from trainer.parallel.mesh import Ranks
 
@@ -39,6 +39,9 @@ def test_each_engine_has_only_its_own_fault(fault: str) -> None:
     if fault == "stale":
         assert served[name].equal(before[name])
         assert logits(engine).equal(first)
+        for _ in range(LAG):
+            engine.load(after)
+        assert inner.state_dict()[name].equal(after[name])
     elif fault == "eight_bits":
         steps = served[name] / STEP
         assert torch.allclose(steps, steps.round(), atol=1e-4)
@@ -50,12 +53,14 @@ def test_each_engine_has_only_its_own_fault(fault: str) -> None:
 
 def test_the_default_is_the_presets_and_every_correction_is_measured() -> None:
     assert CORRECTIONS["default"] is None
-    assert {Correction.TRUNCATE, *CORRECTIONS.values()} == {*Correction, None}
+    assert {Correction.SIGNED_TRUNCATE, *CORRECTIONS.values()} == {*Correction, None}
 
 
 def found(finals: dict[tuple[str, str], list[float]]) -> dict[Run, Found]:
     return {
-        Run(fault=fault, correction=correction, seed=seed): Found(final=final, acted=0.5, gap=0.25, seconds=1.0)
+        Run(fault=fault, correction=correction, seed=seed): Found(
+            final=final, acted=0.5, gap=0.25, paused=None, seconds=1.0
+        )
         for (fault, correction), values in finals.items()
         for seed, final in enumerate(values)
     }
@@ -81,11 +86,17 @@ def test_medians_are_judged() -> None:
         "lost without a correction, worst fault": (0.25, True),
     }
     assert "NOT REACHED  lost by the default, noise: 0.10" in report.shown(result)
-    assert ["stale", "`none`", "0.70, 0.60, 0.99", "0.50", "0.25"] in report.page_rows(result)
+    assert ["stale", "`none`", "0.70, 0.60, 0.99", "0.50", "0.25", "–, –, –"] in report.page_rows(result)
 
 
 def test_without_a_correct_engine_there_is_no_verdict() -> None:
     assert report.judged(report.result_of(found({("stale", "none"): [0.1]}))) == []
+
+
+def test_a_pause_comes_after_enough_steps_in_a_row() -> None:
+    settings = MismatchSettings(pause_above=0.5, steps=2)
+    assert pause_of([0.6, 0.4, 0.6, 0.6, 0.1], settings) == 4
+    assert pause_of([0.6, 0.5, 0.6], settings) is None
 
 
 def test_parts_add_up_in_the_journal(tmp_path: Path) -> None:

@@ -116,10 +116,11 @@ def by_group(batch: Batch, rewards: dict[int, float]) -> dict[int, float]:
     }
 
 
-def weight(token: Token) -> float:
+def weight(token: Token, advantage: float = 0.0) -> float:
     """Return the weight of a stale token: exp(start − behaviour), at most 2 (Fu et al. 2025; Espeholt et al.
-    2018)."""
-    return min(math.exp(token.start - token.behaviour), 2.0)
+    2018), and at least 1 for a positive advantage (after Le Roux et al. 2025)."""
+    truncated = min(math.exp(token.start - token.behaviour), 2.0)
+    return max(truncated, 1.0) if advantage > 0 else truncated
 
 
 def clipped(ratio: float, advantage: float, low: float = 0.2, high: float = 0.28) -> float:
@@ -131,7 +132,7 @@ def clipped(ratio: float, advantage: float, low: float = 0.2, high: float = 0.28
 
 def ppo_terms(batch: Batch, advantages: Sequence[float], denominator: float) -> list[float]:
     return [
-        weight(token) * clipped(math.exp(token.moved - token.start), advantage) / denominator
+        weight(token, advantage) * clipped(math.exp(token.moved - token.start), advantage) / denominator
         for token, advantage in zip(batch.tokens, advantages, strict=True)
     ]
 
@@ -174,7 +175,7 @@ def gspo(batch: Batch) -> list[float]:
         answer = batch.of_answer(token.answer)
         ratio = math.exp(statistics.fmean(each.moved - each.start for each in answer))
         slope = clipped(ratio, advantages[token.session], 3e-4, 4e-4)
-        found.append(weight(token) * slope / len(answer) / batch.answers)
+        found.append(weight(token, advantages[token.session]) * slope / len(answer) / batch.answers)
     return found
 
 
@@ -185,7 +186,10 @@ def rloo(batch: Batch) -> list[float]:
         for members in batch.groups.values()
         for session in members
     }
-    return [-weight(token) * advantages[token.session] / len(batch.rewards) for token in batch.tokens]
+    return [
+        -weight(token, advantages[token.session]) * advantages[token.session] / len(batch.rewards)
+        for token in batch.tokens
+    ]
 
 
 def reinforce_pp(batch: Batch) -> list[float]:

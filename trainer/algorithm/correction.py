@@ -24,10 +24,16 @@ from trainer.algorithm.objective import Bounds, Objective
 from trainer.config import Correction
 
 
-def importance_weight(objective: Objective, logratio_N: Tensor, answer_N: Tensor, altered_N: Tensor) -> Tensor:
+def importance_weight(
+    objective: Objective,
+    logratio_N: Tensor,
+    answer_N: Tensor,
+    altered_N: Tensor,
+    advantages_N: Tensor | None = None,
+) -> Tensor:
     """Return the weight of each token under the objective's correction; 0 leaves the token out.
 
-    `logratio_N` is log ρ. `altered_N` marks tokens whose recorded log-probability belongs to a distribution that a
+    `logratio_N` is log ρ. `advantages_N` is None for a divergence term, which has no advantage. `altered_N` marks tokens whose recorded log-probability belongs to a distribution that a
     grammar, a penalty or a bias changed. Their ratio is no sign of a mismatch: it does not count in a decision about
     its answer, and their weight is min(ρ, cap) under every correction. An answer with a token whose ρ is below the
     objective's `veto` is left out.
@@ -36,6 +42,8 @@ def importance_weight(objective: Objective, logratio_N: Tensor, answer_N: Tensor
     logratio_N = logratio_N.detach()
     own_N = torch.where(altered_N, torch.zeros_like(logratio_N), logratio_N)
     weight_N = _WEIGHTS[objective.correction](own_N, _Answers.of(answer_N, altered_N), bounds)
+    if objective.correction is Correction.SIGNED_TRUNCATE and advantages_N is not None:
+        weight_N = torch.where(advantages_N > 0, weight_N.clamp(min=1.0), weight_N)
     weight_N = torch.where(altered_N, _capped(logratio_N, bounds.cap), weight_N)
     return weight_N if objective.veto is None else weight_N * vetoed(own_N, answer_N, objective.veto)
 
@@ -88,6 +96,17 @@ def _truncate(logratio_N: Tensor, answers: _Answers, bounds: Bounds) -> Tensor:
     return _clipped(logratio_N, bounds)
 
 
+def _signed_truncate(logratio_N: Tensor, answers: _Answers, bounds: Bounds) -> Tensor:
+    """w = clip(ρ, low, high), which `importance_weight` raises to at least 1 where A > 0.
+
+    A truncated ratio vanishes where the trained policy has become less likely than the behaviour policy. For answers
+    better than their baseline that is the gradient which would bring the policy back, and without it a policy that
+    has drifted never returns while the engine repeats old answers. With a cap of 1 this is the weight of TOPR (Le
+    Roux et al. 2025), by token instead of by answer.
+    """
+    return _clipped(logratio_N, bounds)
+
+
 def _mask(logratio_N: Tensor, answers: _Answers, bounds: Bounds) -> Tensor:
     """w = ρ where low ≤ ρ ≤ high, else 0 (IcePop, Ling Team 2025; TRL's `token_mask`)."""
     return _within(logratio_N, logratio_N, bounds)
@@ -133,6 +152,7 @@ def _log(bound: float) -> float:
 _WEIGHTS: dict[Correction, Callable[[Tensor, _Answers, Bounds], Tensor]] = {
     Correction.NONE: _none,
     Correction.TRUNCATE: _truncate,
+    Correction.SIGNED_TRUNCATE: _signed_truncate,
     Correction.MASK: _mask,
     Correction.SEQUENCE_TRUNCATE: _sequence_truncate,
     Correction.SEQUENCE_MASK: _sequence_mask,

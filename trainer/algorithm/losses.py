@@ -59,7 +59,7 @@ def policy_loss(inputs: PolicyLossInputs, objective: Objective, own_N: Tensor | 
     """
     proximal_N = inputs.proximal_N.detach()
     logratio_N = proximal_N - inputs.behaviour_N
-    weight_N = importance_weight(objective, logratio_N, inputs.answer_N, inputs.altered_N)
+    weight_N = importance_weight(objective, logratio_N, inputs.answer_N, inputs.altered_N, inputs.advantages_N)
     if own_N is not None:
         terms_N, clipped_N = own_N, torch.zeros_like(own_N, dtype=torch.bool)
     else:

@@ -10,6 +10,7 @@ from trainer.algorithm.parts import Algorithm
 from trainer.config import (
     AlgorithmSettings,
     Baseline,
+    Correction,
     Denominator,
     Divergence,
     Proximal,
@@ -29,6 +30,8 @@ _GRPO = Algorithm(
     clip_high=0.28,
     dual_clip=None,
     importance_cap=2.0,
+    # With `truncate`, policies that drift from what the engine serves do not come back (docs/reference.md, Corrections).
+    correction=Correction.SIGNED_TRUNCATE,
     proximal=Proximal.RECOMPUTE,
     denominator=Denominator.TOKENS,
     # With one step every ratio is 1 and no clip acts. Two steps reach a reward in fewer batches than one.
@@ -102,6 +105,7 @@ PRESETS: dict[str, Algorithm] = {
         baseline=Baseline.NONE,
         scale=Scale.NONE,
         mini_batches=1,
+        correction=Correction.TRUNCATE,  # a divergence has no advantage, whose sign could matter
         rl_coefficient=0.0,
         distill_coefficient=1.0,
         truncated=Truncated.TRAIN,

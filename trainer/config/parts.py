@@ -53,6 +53,7 @@ class Correction(StrEnum):
 
     NONE = "none"
     TRUNCATE = "truncate"
+    SIGNED_TRUNCATE = "signed_truncate"
     MASK = "mask"
     SEQUENCE_TRUNCATE = "sequence_truncate"
     SEQUENCE_MASK = "sequence_mask"

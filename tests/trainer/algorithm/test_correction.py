@@ -38,11 +38,17 @@ def objective(
     )
 
 
-def weights(chosen: Objective, given_: Sequence[Sequence[float]], altered: Sequence[bool] = ()) -> list[float]:
+def weights(
+    chosen: Objective,
+    given_: Sequence[Sequence[float]],
+    altered: Sequence[bool] = (),
+    advantages: Sequence[float] | None = None,
+) -> list[float]:
     ratio_N = torch.tensor([ratio for answer in given_ for ratio in answer], dtype=torch.float64)
     answer_N = torch.tensor([place for place, answer in enumerate(given_) for _ in answer], dtype=torch.long)
     altered_N = torch.tensor(altered or [False] * len(ratio_N), dtype=torch.bool)
-    return list(importance_weight(chosen, ratio_N.log(), answer_N, altered_N).tolist())
+    advantages_N = None if advantages is None else torch.tensor(advantages, dtype=torch.float64)
+    return list(importance_weight(chosen, ratio_N.log(), answer_N, altered_N, advantages_N).tolist())
 
 
 def token_truncate(answer: Sequence[float], low: float, high: float) -> list[float]:
@@ -70,6 +76,7 @@ def geometric_mask(answer: Sequence[float], low: float, high: float) -> list[flo
 
 REFERENCES: dict[Correction, Callable[[Sequence[float], float, float], list[float]]] = {
     Correction.TRUNCATE: token_truncate,
+    Correction.SIGNED_TRUNCATE: token_truncate,
     Correction.MASK: token_mask,
     Correction.SEQUENCE_TRUNCATE: sequence_truncate,
     Correction.SEQUENCE_MASK: sequence_mask,
@@ -95,12 +102,41 @@ def test_weights_equal_the_formula(
     assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.parametrize("correction", list(Correction))
+@given(rows=st.lists(st.tuples(ratios, st.sampled_from([-1.5, 0.0, 0.5]), st.booleans()), max_size=8), low=lows)
+def test_only_the_signed_truncation_depends_on_advantages(
+    correction: Correction, rows: list[tuple[float, float, bool]], low: float
+) -> None:
+    """Tokens with a positive advantage weigh clip(ρ, 1, cap), others clip(ρ, low, cap), altered ones min(ρ, cap)."""
+    given_, advantages = [[ratio] for ratio, _, _ in rows], [advantage for _, advantage, _ in rows]
+    altered = [is_altered for _, _, is_altered in rows]
+    chosen = objective(correction, low)
+    found = weights(chosen, given_, altered, advantages)
+    if correction is not Correction.SIGNED_TRUNCATE:
+        assert found == weights(chosen, given_, altered)
+        return
+    wanted = [
+        min(ratio, CAP) if is_altered else min(max(ratio, 1.0 if advantage > 0 else low), CAP)
+        for ratio, advantage, is_altered in rows
+    ]
+    assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_a_token_better_than_its_baseline_has_a_gradient_where_the_policy_forgot_it() -> None:
+    """The truncated ratio is almost 0 there, so nothing would bring the policy back."""
+    forgotten, advantages = [[1e-4], [1e-4]], [1.0, -1.0]
+    assert weights(objective(Correction.TRUNCATE), forgotten, (), advantages) == pytest.approx([1e-4, 1e-4])
+    assert weights(objective(Correction.SIGNED_TRUNCATE), forgotten, (), advantages) == pytest.approx([1.0, 1e-4])
+
+
 @given(given_=answers)
 def test_correction_none_gives_every_token_weight_one(given_: list[list[float]]) -> None:
     assert weights(objective(Correction.NONE), given_) == [1.0] * sum(map(len, given_))
 
 
-@pytest.mark.parametrize("correction", [Correction.TRUNCATE, Correction.SEQUENCE_TRUNCATE])
+@pytest.mark.parametrize(
+    "correction", [Correction.TRUNCATE, Correction.SIGNED_TRUNCATE, Correction.SEQUENCE_TRUNCATE]
+)
 def test_a_truncation_without_bounds_is_bounded_by_the_cap(correction: Correction) -> None:
     assert weights(objective(correction), [[0.01], [7.0]]) == pytest.approx([0.01, CAP])
 

@@ -7,7 +7,7 @@ import pytest
 
 from trainer.algorithm.parts import Algorithm, as_json, from_json
 from trainer.algorithm.presets import PRESETS, resolve, warnings
-from trainer.config import AlgorithmSettings, Baseline, Scale, Surrogate, Truncated, TruncatedSampling
+from trainer.config import AlgorithmSettings, Baseline, Correction, Scale, Surrogate, Truncated, TruncatedSampling
 from trainer.errors import ConfigurationError
 
 
@@ -34,9 +34,14 @@ def test_an_algorithm_of_an_older_trainer_is_what_it_was() -> None:
         "reward",
     )
     written = as_json(PRESETS["grpo"])
-    # Cut answers and answers from a cut distribution were trained like others; a batch was one step.
+    # Cut answers and answers from a cut distribution were trained like others; a batch was one step; the importance
+    # weight did not depend on the advantage.
     before = dataclasses.replace(
-        PRESETS["grpo"], mini_batches=1, truncated=Truncated.TRAIN, truncated_sampling=TruncatedSampling.TRAIN
+        PRESETS["grpo"],
+        mini_batches=1,
+        truncated=Truncated.TRAIN,
+        truncated_sampling=TruncatedSampling.TRAIN,
+        correction=Correction.TRUNCATE,
     )
     assert from_json({name: written[name] for name in names}) == before
 
@@ -54,7 +59,7 @@ def test_a_part_that_is_not_known_is_refused() -> None:
         ({"preset": "sapo", "importance_cap": 3.0}, "importance_cap: with proximal = behaviour"),
         ({"preset": "sapo", "correction": "mask"}, "correction: with proximal = behaviour"),
         ({"preset": "cispo", "veto": 1e-4}, "veto: with proximal = behaviour"),
-        ({"correction_high": 3.0}, "correction_high: correction truncate is bounded by importance_cap"),
+        ({"correction_high": 3.0}, "correction_high: correction signed_truncate is bounded by importance_cap"),
         ({"correction": "none", "correction_low": 0.5}, "correction_low: correction none has no bounds"),
         ({"preset": "cispo", "dual_clip": 3.0}, "dual_clip: surrogate truncated does not clip so"),
         ({"gate_positive": 2.0}, "gate_positive: only the gated surrogate"),
