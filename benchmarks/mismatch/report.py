@@ -19,7 +19,8 @@ _FIGURES = ("final", "acted", "gap")
 
 
 def result_of(found: dict[Run, Found]) -> dict[str, Any]:
-    """Return {fault: {correction: {"final", "acted", "gap", "paused": lists over the seeds}}}, and the faults' strengths."""
+    """Return {fault: {correction: {"final", "acted", "gap", "paused": lists over the seeds}}}, and the faults'
+    strengths."""
     result: dict[str, Any] = {
         "strengths": {"noise": NOISE, "eight_bits": STEP, "stale": LAG},
         "learning_rate": LEARNING_RATE,

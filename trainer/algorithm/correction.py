@@ -33,10 +33,10 @@ def importance_weight(
 ) -> Tensor:
     """Return the weight of each token under the objective's correction; 0 leaves the token out.
 
-    `logratio_N` is log ρ. `advantages_N` is None for a divergence term, which has no advantage. `altered_N` marks tokens whose recorded log-probability belongs to a distribution that a
-    grammar, a penalty or a bias changed. Their ratio is no sign of a mismatch: it does not count in a decision about
-    its answer, and their weight is min(ρ, cap) under every correction. An answer with a token whose ρ is below the
-    objective's `veto` is left out.
+    `logratio_N` is log ρ. `advantages_N` is None for a divergence term, which has no advantage. `altered_N` marks
+    tokens whose recorded log-probability belongs to a distribution that a grammar, a penalty or a bias changed. Their
+    ratio is no sign of a mismatch: it does not count in a decision about its answer, and their weight is min(ρ, cap)
+    under every correction. An answer with a token whose ρ is below the objective's `veto` is left out.
     """
     bounds = objective.bounds
     logratio_N = logratio_N.detach()

@@ -30,7 +30,7 @@ _GRPO = Algorithm(
     clip_high=0.28,
     dual_clip=None,
     importance_cap=2.0,
-    # With `truncate`, policies that drift from what the engine serves do not come back (docs/reference.md, Corrections).
+    # With `truncate`, a policy that drifts from what the engine serves does not come back.
     correction=Correction.SIGNED_TRUNCATE,
     proximal=Proximal.RECOMPUTE,
     denominator=Denominator.TOKENS,
