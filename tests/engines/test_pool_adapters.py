@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
+import pytest
 import torch
 
 from proxy.contract.policy import Probe, weight_label
@@ -85,6 +87,22 @@ async def difference(engine: SglangEngine, probe: Probe, adapter: str | None) ->
     return sum(abs(one - other) for one, other in pairs) / len(probe.logprobs)
 
 
+@pytest.fixture(autouse=True)
+def no_adapters_left(server: Server) -> Iterator[None]:
+    """Unload all adapters after the test: other tests load whole weights into the same engine."""
+    yield
+    asyncio.run(unload_all(server))
+
+
+async def unload_all(server: Server) -> None:
+    engine = SglangEngine(server.url, EngineSettings(url=server.url))
+    try:
+        for name in (await engine.info()).adapter_names:
+            await engine.unload_adapter(name)
+    finally:
+        await engine.aclose()
+
+
 def test_two_runs_of_one_trainer_swap_on_one_engine(server: Server, models: Models, tmp_path: Path) -> None:
     shared = Shared(torch.device("cpu"))
     with real_proxy(tmp_path, models.a, server.url, "adapter") as proxy, ExitStack() as trainers:
@@ -101,7 +119,7 @@ def test_two_runs_of_one_trainer_swap_on_one_engine(server: Server, models: Mode
                 if version < _SWAPS:
                     trained[caller.run].loop.step()
         own, others = asyncio.run(measured(server, probes(proxy), heads(proxy, callers)))
-        # Figures of both engines are in decision 87: an engine in float32 differs by less than a thousandth.
+        # Figures of both engines are in decision 0087: an engine in float32 differs by less than a thousandth.
         assert max(own) < 1e-3 < TOLERANCE < min(others), (own, others)
         more_runs_than_fit(proxy, callers)
 
