@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
-import pytest
 import torch
 
 from proxy.contract.policy import Probe, weight_label
@@ -87,22 +85,6 @@ async def difference(engine: SglangEngine, probe: Probe, adapter: str | None) ->
     return sum(abs(one - other) for one, other in pairs) / len(probe.logprobs)
 
 
-@pytest.fixture(autouse=True)
-def no_adapters_left(server: Server) -> Iterator[None]:
-    """Unload all adapters after the test: other tests load whole weights into the same engine."""
-    yield
-    asyncio.run(unload_all(server))
-
-
-async def unload_all(server: Server) -> None:
-    engine = SglangEngine(server.url, EngineSettings(url=server.url))
-    try:
-        for name in (await engine.info()).adapter_names:
-            await engine.unload_adapter(name)
-    finally:
-        await engine.aclose()
-
-
 def test_two_runs_of_one_trainer_swap_on_one_engine(server: Server, models: Models, tmp_path: Path) -> None:
     shared = Shared(torch.device("cpu"))
     with real_proxy(tmp_path, models.a, server.url, "adapter") as proxy, ExitStack() as trainers:
@@ -122,6 +104,23 @@ def test_two_runs_of_one_trainer_swap_on_one_engine(server: Server, models: Mode
         # Figures of both engines are in decision 0087: an engine in float32 differs by less than a thousandth.
         assert max(own) < 1e-3 < TOLERANCE < min(others), (own, others)
         more_runs_than_fit(proxy, callers)
+        names = [
+            weight_label(proxy.get("", run=each.run)["id"], version)
+            for each in callers
+            for version in range(_SWAPS + 1)
+        ]
+    asyncio.run(unload(server, names))
+
+
+async def unload(server: Server, names: list[str]) -> None:
+    """Unload the adapters, because other tests load whole weights into the same engine. Those that the engine has put
+    aside are not in its list, so they are named."""
+    engine = SglangEngine(server.url, EngineSettings(url=server.url))
+    try:
+        for name in names:
+            await engine.unload_adapter(name)
+    finally:
+        await engine.aclose()
 
 
 def heads(proxy: RealProxy, callers: list[Caller]) -> list[str]:
