@@ -152,7 +152,7 @@ class Connections:
                 )
         except TimeoutError as error:
             raise EngineUnavailable("the engine cannot be reached: it accepts no connection") from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a host name that cannot be encoded
             raise EngineUnavailable(f"the engine cannot be reached: {error or type(error).__name__}") from error
         return connection
 
