@@ -118,7 +118,8 @@ def test_a_clipped_surrogate_written_by_hand_equals_the_built_in_one(
     (outcome, gradients), (wanted, theirs) = learnt(tiny_model, own), learnt(tiny_model, built_in)
     assert outcome.loss == pytest.approx(wanted.loss, abs=1e-6)
     for one, other in zip(gradients, theirs, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+        # The gradients' norm is about 3 and float32 sums are taken in another order.
+        torch.testing.assert_close(one, other, atol=5e-6, rtol=1e-4)
 
 
 def rewarded(*rewards: float) -> Callable[[int], TrajectoryGroup]:

@@ -275,7 +275,7 @@ def test_the_reason_why_a_step_cannot_be_replayed_is_reported(
     trained: RealProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "has no version 99" in impossible(trained, 99, capsys)
-    assert "version 0 is the base model" in impossible(trained, 0, capsys)
+    assert "version 0 is what the run began from" in impossible(trained, 0, capsys)
     with changed(trained, PolicyVersionRow, PolicyVersionRow.version == 6, inputs=None):
         assert "did not tell what it made it with" in impossible(trained, 6, capsys)
     inputs = trained.get("/steps/6")["inputs"]

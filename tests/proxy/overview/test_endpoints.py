@@ -40,7 +40,7 @@ async def test_the_answers_that_the_command_line_reads(site: Site, run_id: str) 
         "session_count", "open_sessions", "turn_count", "swaps", "mean_reward", "reward_count", "staleness_mean",
         "staleness_max", "tokens_per_second", "late_rewards", "revised_sessions", "inexact_share",
         "unattributed_share", "cut_share",
-        "last_activity_at", "not_learnt_because",
+        "last_activity_at", "not_learnt_because", "begun_from",
     } == set(run)  # fmt: skip
     assert run["name"] == "calculator"
     steps = (await site.client.get("/api/v1/runs/calculator/steps", headers=admin)).json()

@@ -110,7 +110,7 @@ async def test_an_incomplete_session_is_listed_as_missing(world: World, training
 
 
 async def test_the_base_model_and_unknown_versions_have_no_step(world: World, training: Training) -> None:
-    with pytest.raises(InvalidRequest, match="base model"):
+    with pytest.raises(InvalidRequest, match="what the run began from"):
         await training.steps.batch(world.run, 0)
     with pytest.raises(NotFound, match="no version 1"):
         await training.steps.batch(world.run, 1)

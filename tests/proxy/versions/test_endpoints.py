@@ -60,6 +60,7 @@ async def test_versions_are_listed_as_json(trainer: TrainerClient, world: World,
         "created_at": world.clock.now,
         "served_at": None,
         "swap_seconds": None,
+        "begun_from": None,
     }
     assert (base["version"], base["weights"], base["state"]) == (0, None, "serving")
 

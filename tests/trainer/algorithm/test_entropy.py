@@ -115,7 +115,7 @@ def test_the_entropy_parts_change_the_gradient_and_micro_batches_do_not(
     assert whole.loss == pytest.approx(divided.loss, abs=1e-6)
     torch.testing.assert_close(gradient, in_parts, atol=1e-6, rtol=1e-5)
     _, without = learnt(tiny_model, AlgorithmSettings(preset=algorithm.preset))
-    assert (gradient - without).norm() > 1e-2 * without.norm()
+    assert (gradient - without).norm() > 1e-3 * without.norm()  # a thousand times the error allowed above
 
 
 def test_the_bonus_is_the_gradient_of_the_mean_entropy(tiny_model: Path) -> None:
