@@ -108,8 +108,10 @@ def compare(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e
     for key in ("losses", "norms"):
         for one, other in zip(found[key], wanted[key], strict=True):
             assert abs(one - other) < tolerance * max(1.0, abs(other)), (key, one, other)
-    for one, other in zip(found["logprobs"], wanted["logprobs"], strict=True):
-        torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
+    for update, (one, other) in enumerate(zip(found["logprobs"], wanted["logprobs"], strict=True)):
+        # The first update's log-probabilities are of equal weights. Those of the second follow steps that amplify the
+        # rounding of sums in another order: with qwen2 they differ by 2e-5 on every layout that divides a row.
+        torch.testing.assert_close(one, other, atol=tolerance * (4 if update else 1), rtol=0)
     for key in ("weights", "moments"):
         assert found[key].keys() == wanted[key].keys()
         for name, other in wanted[key].items():
