@@ -35,6 +35,7 @@ from proxy.metrics import Metrics
 from proxy.overview import endpoints as overview_endpoints
 from proxy.overview import event_endpoints, run_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
+from proxy.projects import endpoints as project_endpoints
 from proxy.retention import endpoints as keeping_endpoints
 from proxy.services import Services, build_services
 from proxy.serving import endpoints as engine_endpoints
@@ -173,6 +174,7 @@ def create_app(
         key_endpoints.router,
         engine_endpoints.router,
         job_endpoints.router,
+        project_endpoints.router,
         ledger_endpoints.router,
         admin_endpoints.router,
     ):

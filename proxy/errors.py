@@ -7,6 +7,7 @@ BaseRlError
 │   └── WeightsRejected       400  a version that no engine should be given
 │       └── WeightsMissing    400  its files are not there
 ├── AuthenticationFailed      401  no key, or one that is unknown or revoked
+│   └── KeyExpired            401  the key was made for a limited time, which has passed
 ├── PermissionDenied          403  a valid key that may not do this
 ├── NotFound                  404
 │   ├── ModelNotFound         404
@@ -94,6 +95,10 @@ class AuthenticationFailed(BaseRlError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class KeyExpired(AuthenticationFailed):
+    code = "expired_api_key"
 
 
 class PermissionDenied(BaseRlError):

@@ -23,6 +23,7 @@ from proxy.lifecycle.signals import Signals
 from proxy.limits.service import RunLimits
 from proxy.metrics import Metrics
 from proxy.overview.service import OverviewService
+from proxy.projects.service import ProjectDirectory
 from proxy.retention.erasing import EraseService
 from proxy.retention.retention import RetentionService
 from proxy.runs.asking import AskedBatches
@@ -56,6 +57,7 @@ class Services:
     database: Database
     signals: Signals
     credentials: Credentials
+    projects: ProjectDirectory
     sign_in: SignIn
     runs: RunDirectory
     run_switch: RunSwitch
@@ -104,6 +106,7 @@ async def build_services(
     credentials = Credentials(database, secret, clock, outlive_store=outlive_store)
     inspector = WeightsInspector(settings.weights_dir)
     stack.push_async_callback(inspector.aclose)
+    projects = ProjectDirectory(database, signals, clock)
     runs = RunDirectory(database, clock, inspector.check)
     limits = RunLimits(database, clock, observer=metrics)
     stack.push_async_callback(limits.aclose)
@@ -185,6 +188,7 @@ async def build_services(
         database=database,
         signals=signals,
         credentials=credentials,
+        projects=projects,
         sign_in=SignIn(secret=secret, clock=clock, credentials=credentials, database=database),
         runs=runs,
         run_switch=RunSwitch(database, signals, clock),

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
+from proxy.auth.access import PrincipalKind
 from proxy.auth.secret import load_secret
-from proxy.auth.service import Credentials, PrincipalKind
+from proxy.auth.service import Credentials
 from proxy.database import migrate
 from proxy.database.unit_of_work import Database
 from proxy.log import logger

@@ -134,6 +134,8 @@ class _Schema(NamedTuple):
         deletions = "".join(f"DELETE FROM {table};" for table in self.tables)
         connection.execute(
             f"BEGIN; SET LOCAL session_replication_role = replica; {deletions}"
+            # The migrations insert the default project, so an empty store has it.
+            "INSERT INTO projects (id, name, created_at, settings) VALUES ('prj_default', 'default', 0, '{}');"
             "SELECT setval(seqrelid::regclass, seqstart, false) FROM pg_sequence; COMMIT".encode()
         )
 

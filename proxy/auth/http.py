@@ -5,8 +5,9 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.types import Scope
 
-from proxy.auth.service import Credentials, Principal, PrincipalKind
-from proxy.errors import AuthenticationFailed, PermissionDenied
+from proxy.auth.access import Principal
+from proxy.auth.service import Credentials
+from proxy.errors import AuthenticationFailed
 from proxy.http.services import service
 
 _SCHEME = b"bearer "
@@ -41,10 +42,3 @@ def bearer_token(scope: Scope) -> str | None:
         if name == b"x-api-key" and other is None:
             other = str(value, "latin-1")
     return other
-
-
-def require(who: Principal, *kinds: PrincipalKind) -> None:
-    """Raise PermissionDenied unless the key is of one of these kinds."""
-    if who.kind not in kinds:
-        wanted = " or ".join(kind.value for kind in kinds)
-        raise PermissionDenied(f"this needs a key of kind {wanted}, but yours is of kind {who.kind.value}")

@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
 
 from proxy.database.rows import AnyRow
-from proxy.database.tables import ApiKeyRow
+from proxy.database.tables import ApiKeyRow, RunRow
 
 KeyRow = AnyRow
 
 
 class KeyRepository:
-    """Queries of one transaction. A key is valid while `revoked_at` is null or in the future."""
+    """Queries of one transaction. A key is valid while `revoked_at` and `expires_at` are null or in the future."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -38,18 +38,23 @@ class KeyRepository:
         *,
         kinds: Sequence[str],
         run_id: str | None,
+        project_id: str | None,
         valid_at: float | None,
         below: tuple[float, str] | None,
         limit: int,
     ) -> list[KeyRow]:
         """Return a page of keys, newest first.
 
-        With `valid_at`, leave out keys that are revoked by then. `below` is the `created_at` and the id of the last
+        With `valid_at`, leave out keys that are revoked or expired by then. With `project_id`, return the keys of the
+        project and of its runs. `below` is the `created_at` and the id of the last
         row of the previous page.
         """
         statement = _KEYS.where(ApiKeyRow.kind.in_(kinds))
         if run_id is not None:
             statement = statement.where(ApiKeyRow.run_id == run_id)
+        if project_id is not None:
+            runs = select(RunRow.id).where(RunRow.project_id == project_id)
+            statement = statement.where(or_(ApiKeyRow.project_id == project_id, ApiKeyRow.run_id.in_(runs)))
         if valid_at is not None:
             statement = statement.where(_valid(valid_at))
         if below is not None:
@@ -61,9 +66,12 @@ class KeyRepository:
         return list(self._connection.execute(statement).all())
 
     def lasting_admins(self, *, other_than: str) -> int:
-        """Return 1 if there is an admin key that is not revoked, other than the given one; otherwise 0."""
+        """Return 1 if there is another admin key that is neither revoked nor expires; otherwise 0."""
         statement = select(ApiKeyRow.id).where(
-            ApiKeyRow.kind == "admin", ApiKeyRow.revoked_at.is_(None), ApiKeyRow.id != other_than
+            ApiKeyRow.kind == "admin",
+            ApiKeyRow.revoked_at.is_(None),
+            ApiKeyRow.expires_at.is_(None),
+            ApiKeyRow.id != other_than,
         )
         return len(self._connection.execute(statement.limit(1)).all())
 
@@ -98,7 +106,7 @@ class KeyRepository:
 
 
 def _valid(at: float) -> ColumnElement[bool]:
-    return or_(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.revoked_at > at)
+    return and_(*(or_(end.is_(None), end > at) for end in (ApiKeyRow.revoked_at, ApiKeyRow.expires_at)))
 
 
 _KEYS = select(
@@ -106,8 +114,10 @@ _KEYS = select(
     ApiKeyRow.kind,
     ApiKeyRow.run_id,
     ApiKeyRow.session_id,
+    ApiKeyRow.project_id,
     ApiKeyRow.label,
     ApiKeyRow.created_at,
     ApiKeyRow.last_used_at,
     ApiKeyRow.revoked_at,
+    ApiKeyRow.expires_at,
 )

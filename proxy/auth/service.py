@@ -5,21 +5,34 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
 
+from proxy.auth.access import Principal, PrincipalKind
 from proxy.auth.repository import KeyRepository, KeyRow
 from proxy.auth.users import users_of
 from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
-from proxy.contract.identifiers import KeyId, RunId, SessionId, new_key_id
+from proxy.contract.identifiers import KeyId, new_key_id
 from proxy.database.unit_of_work import Database
-from proxy.errors import AuthenticationFailed, Conflict, NotFound, StoreUnavailable
+from proxy.errors import AuthenticationFailed, Conflict, KeyExpired, NotFound, StoreUnavailable
 from proxy.log import logger
 from proxy.settings import ConfigurationError
+
+# `Principal` and `PrincipalKind` too: most rooms that manage keys need them together with `Credentials`.
+__all__ = [
+    "BOOTSTRAP",
+    "Credentials",
+    "KeyRequest",
+    "KeyView",
+    "NewKey",
+    "Principal",
+    "PrincipalKind",
+    "RotatedKey",
+]
 
 BOOTSTRAP = "bootstrap"
 """Label of the keys in the configuration. No other key may have it: a new configured key revokes those that do."""
@@ -40,33 +53,15 @@ _USE_RESOLUTION_SECONDS = 60.0
 _LOG = logger(__name__)
 
 
-class PrincipalKind(StrEnum):
-    """The rights of a key. `admin` may do everything, `run` is for the agents of one run, `session` for one session,
-    `trainer` for claims and versions of one run, or of every run if the key has none."""
-
-    ADMIN = "admin"
-    RUN = "run"
-    SESSION = "session"
-    TRAINER = "trainer"
-
-
-class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The holder of a key. Admin keys and trainer keys for every run have no `run_id`; only session keys have a
-    `session_id`."""
-
-    kind: PrincipalKind
-    key_id: KeyId
-    run_id: RunId | None
-    session_id: SessionId | None
-
-
 class KeyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of a key to be created."""
 
     kind: PrincipalKind
     run_id: str | None = None
     session_id: str | None = None
+    project_id: str | None = None
     label: str | None = None
+    expires_at: float | None = None
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,25 +80,29 @@ class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
-    """A key without its text. `revoked_at` may be in the future, after a rotation with a grace period."""
+    """A key without its text. `revoked_at` may be in the future, after a rotation with a grace period. `name` is the
+    text that `label` has too, which was its only name before."""
 
     id: KeyId
     kind: PrincipalKind
     run_id: str | None
     session_id: str | None
+    project_id: str | None
+    name: str | None
     label: str | None
     created_at: float
     last_used_at: float | None
     """Up to about a minute late; None for session keys, whose use is not recorded."""
     revoked_at: float | None
+    expires_at: float | None
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """A cached key, accepted until `until` without asking the store, and never after `revoked_at`."""
+    """A cached key, accepted until `until` without asking the store, and never after `ends_at`."""
 
     principal: Principal
     until: float
-    revoked_at: float | None
+    ends_at: float | None
 
 
 class Credentials:
@@ -119,7 +118,7 @@ class Credentials:
         self._used: dict[str, float] = {}
 
     async def authenticate(self, token: str) -> Principal:
-        """Return the holder of a key. Raise AuthenticationFailed if the key is unknown or revoked."""
+        """Return the holder of a key. Raise AuthenticationFailed if the key is unknown, revoked or expired."""
         digest = self._digest(token)
         known = self._known.get(digest)
         now = self._clock()
@@ -129,17 +128,23 @@ class Credentials:
         try:
             row = await self._database.read(lambda connection: KeyRepository(connection).by_digest(digest))
         except StoreUnavailable:
-            if not self._outlive_store or known is None or not _lasts(known.revoked_at, now):
+            if not self._outlive_store or known is None or not _lasts(known.ends_at, now):
                 raise
-            self._known.put(digest, _known(known.principal, known.revoked_at, now + _RETRY_STORE_SECONDS))
+            self._known.put(digest, _known(known.principal, known.ends_at, now + _RETRY_STORE_SECONDS))
             return known.principal
         if row is None or not _lasts(row.revoked_at, now):
             self._known.drop(digest)
             raise AuthenticationFailed("the API key is unknown or was revoked: use a valid key of this installation")
+        if not _lasts(row.expires_at, now):
+            self._known.drop(digest)
+            raise KeyExpired(
+                f"this API key expired at {_written(row.expires_at)}: ask an administrator of this installation for a"
+                " new one (`base-rl keys create`)"
+            )
         principal = _principal(row)
         if principal.kind is not PrincipalKind.SESSION:  # thousands of keys, each for a short time
             self._used[principal.key_id] = now
-        self._known.put(digest, _known(principal, row.revoked_at, now + _CACHED_SECONDS))
+        self._known.put(digest, _known(principal, _end(row), now + _CACHED_SECONDS))
         return principal
 
     async def create(
@@ -148,9 +153,19 @@ class Credentials:
         *,
         run_id: str | None = None,
         session_id: str | None = None,
+        project_id: str | None = None,
         label: str | None = None,
+        expires_in: float | None = None,
     ) -> NewKey:
-        request = KeyRequest(kind=kind, run_id=run_id, session_id=session_id, label=label)
+        """Create a key. It expires `expires_in` seconds from now; None: never."""
+        request = KeyRequest(
+            kind=kind,
+            run_id=run_id,
+            session_id=session_id,
+            project_id=project_id,
+            label=label,
+            expires_at=None if expires_in is None else self._clock() + expires_in,
+        )
         (key,) = await self._database.commit(lambda connection: self.create_within(connection, [request]))
         return key
 
@@ -219,15 +234,25 @@ class Credentials:
         *,
         kinds: Sequence[PrincipalKind],
         run_id: str | None = None,
+        project_id: str | None = None,
         with_revoked: bool = False,
         below: tuple[float, str] | None = None,
         limit: int = 50,
     ) -> list[KeyView]:
-        """List keys of these kinds, newest first, after the key `below` (`created_at`, `id`) of the previous page."""
+        """List keys of these kinds, newest first, after the key `below` (`created_at`, `id`) of the previous page.
+
+        With `project_id`, list the keys of the project and of its runs. Without `with_revoked`, leave out revoked and
+        expired ones.
+        """
         valid_at = None if with_revoked else self._clock()
         rows = await self._database.read(
             lambda connection: KeyRepository(connection).page(
-                kinds=[kind.value for kind in kinds], run_id=run_id, valid_at=valid_at, below=below, limit=limit
+                kinds=[kind.value for kind in kinds],
+                run_id=run_id,
+                project_id=project_id,
+                valid_at=valid_at,
+                below=below,
+                limit=limit,
             )
         )
         return [_view(row) for row in rows]
@@ -240,12 +265,13 @@ class Credentials:
     async def find_valid(self, key_id: str) -> Principal | None:
         """Find the holder of a key that is valid now. The store is asked, never the cache."""
         row = await self._database.read(lambda connection: KeyRepository(connection).by_id(key_id))
-        return None if row is None or not _lasts(row.revoked_at, self._clock()) else _principal(row)
+        return None if row is None or not _lasts(_end(row), self._clock()) else _principal(row)
 
     async def rotate(self, key_id: str, *, grace_seconds: float = 0.0) -> RotatedKey:
         """Replace a key by a new one with the same rights; the old one works for `grace_seconds` more.
 
-        Raise NotFound, or Conflict if the key was revoked or rotated already.
+        The new key lives as long, from now, as the old one did from its creation. Raise NotFound, or Conflict if the
+        key was revoked or rotated already or has expired.
         """
         now = self._clock()
 
@@ -256,9 +282,9 @@ class Credentials:
                 raise NotFound(f"there is no key {key_id!r}")
             if row.revoked_at is not None:
                 raise Conflict(f"the key {key_id!r} was revoked or rotated already: create a new one instead")
-            request = KeyRequest(
-                kind=PrincipalKind(row.kind), run_id=row.run_id, session_id=row.session_id, label=row.label
-            )
+            if not _lasts(row.expires_at, now):
+                raise Conflict(f"the key {key_id!r} expired at {_written(row.expires_at)}: create a new one instead")
+            request = _successor(row, now)
             (key,) = self.create_within(connection, [request])
             until = now + grace_seconds
             repository.revoke(key_id, until)
@@ -282,7 +308,7 @@ class Credentials:
             row = repository.by_id(key_id)
             if row is None:
                 raise NotFound(f"there is no key {key_id!r}")
-            is_lasting_admin = row.kind == PrincipalKind.ADMIN.value and row.revoked_at is None
+            is_lasting_admin = row.kind == PrincipalKind.ADMIN.value and _end(row) is None
             if is_lasting_admin and not repository.lasting_admins(other_than=key_id):
                 raise Conflict(
                     "this is the last admin key, without which nobody could manage keys: create another one first, "
@@ -329,17 +355,40 @@ class Credentials:
             "digest": self._digest(key.text),
             "run_id": request.run_id,
             "session_id": request.session_id,
+            "project_id": request.project_id,
             "label": request.label,
             "created_at": now,
+            "expires_at": request.expires_at,
         }
 
 
-def _known(principal: Principal, revoked_at: float | None, until: float) -> _Known:
-    return _Known(principal, until if revoked_at is None else min(until, revoked_at), revoked_at)
+def _known(principal: Principal, ends_at: float | None, until: float) -> _Known:
+    return _Known(principal, until if ends_at is None else min(until, ends_at), ends_at)
 
 
-def _lasts(revoked_at: float | None, now: float) -> bool:
-    return revoked_at is None or now < revoked_at
+def _lasts(ends_at: float | None, now: float) -> bool:
+    return ends_at is None or now < ends_at
+
+
+def _end(row: KeyRow) -> float | None:
+    """Return when the key stops working, by revocation or expiry; None if no end is set."""
+    return min((at for at in (row.revoked_at, row.expires_at) if at is not None), default=None)
+
+
+def _written(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _successor(row: KeyRow, now: float) -> KeyRequest:
+    """Return the request for the key that replaces the one of this row."""
+    return KeyRequest(
+        kind=PrincipalKind(row.kind),
+        run_id=row.run_id,
+        session_id=row.session_id,
+        project_id=row.project_id,
+        label=row.label,
+        expires_at=None if row.expires_at is None else now + row.expires_at - row.created_at,
+    )
 
 
 def _changes_scope(row: KeyRow, kind: PrincipalKind, run_id: str | None) -> bool:
@@ -349,7 +398,13 @@ def _changes_scope(row: KeyRow, kind: PrincipalKind, run_id: str | None) -> bool
 
 
 def _principal(row: KeyRow) -> Principal:
-    return Principal(kind=PrincipalKind(row.kind), key_id=KeyId(row.id), run_id=row.run_id, session_id=row.session_id)
+    return Principal(
+        kind=PrincipalKind(row.kind),
+        key_id=KeyId(row.id),
+        run_id=row.run_id,
+        session_id=row.session_id,
+        project_id=row.project_id,
+    )
 
 
 def _view(row: KeyRow) -> KeyView:
@@ -358,10 +413,13 @@ def _view(row: KeyRow) -> KeyView:
         kind=PrincipalKind(row.kind),
         run_id=row.run_id,
         session_id=row.session_id,
+        project_id=row.project_id,
+        name=row.label,
         label=row.label,
         created_at=row.created_at,
         last_used_at=row.last_used_at,
         revoked_at=row.revoked_at,
+        expires_at=row.expires_at,
     )
 
 

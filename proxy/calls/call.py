@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from proxy.auth.service import Principal
+from proxy.auth.access import Principal
 from proxy.contract.identifiers import SessionId, TurnId
 from proxy.contract.turn import FinishReason
 from proxy.limits.share import Standing

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import msgspec
 
-from proxy.auth.service import Principal
+from proxy.auth.access import Principal, Right, covers, has_right
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
 from proxy.engines.place import EnginePlace
 from proxy.engines.protocol import Engine
-from proxy.errors import EngineUnavailable, ModelNotFound, StoreUnavailable
+from proxy.errors import EngineUnavailable, InvalidRequest, ModelNotFound, NotFound, StoreUnavailable
 from proxy.runs.service import RunDirectory, RunView
 
 # How old a run's row may be. A change of the run's settings reaches the next calls this late.
@@ -77,16 +77,32 @@ class ModelCatalog:
         self._clock = clock
         self._rows: dict[str, tuple[float, RunView]] = {}
         """Runs by id, with the time at which each was read."""
+        self._ids: dict[str, str] = {}
+        """Ids of runs by name, for the keys of projects. A run keeps its name."""
         self._reading = asyncio.Lock()
 
-    async def run_of(self, principal: Principal) -> RunView:
-        """Return the run that the key belongs to. Raise ModelNotFound for a key that belongs to none."""
-        if principal.run_id is None:
+    async def run_of(self, principal: Principal, body: bytes) -> RunView:
+        """Return the run that a call is for: the key's own, or for the key of a project the one that `model` names in
+        the body. Raise ModelNotFound for a key that may not call models, and for another project's run."""
+        if principal.run_id is not None:
+            return await self.run(principal.run_id)
+        if not has_right(principal, Right.CALL):
             raise ModelNotFound(
-                "this key belongs to no run, so it has no model: call with a run or session key", param="model"
+                "this key belongs to no run, so it has no model: call with the key of a run, session or project",
+                param="model",
             )
-        run = self._fresh(principal.run_id)
-        return await self._read(principal.run_id) if run is None else run
+        name = _named_model(body)
+        run = await self._called(name.partition("@")[0])
+        if run is None or not covers(principal, run):
+            raise ModelNotFound(
+                f"there is no model {name!r} for this key: ask for one that `GET /v1/models` lists", param="model"
+            )
+        return run
+
+    async def run(self, run_id: str) -> RunView:
+        """Return a run by its id, read at most a second ago. Raise NotFound."""
+        run = self._fresh(run_id)
+        return await self._read(run_id) if run is None else run
 
     async def served(self, run: RunView, name: str) -> ServedModel:
         """Return the version that answers for `run` if `name` means the run, or the version that `name` names.
@@ -123,9 +139,11 @@ class ModelCatalog:
         return EngineUnavailable(self._swaps.unserved_reason(run), retry_after=2.0)
 
     async def visible_to(self, principal: Principal) -> list[RunView]:
-        """Return the runs that the key may list, without archived ones: its own, or all for a key that belongs to
-        none."""
-        runs = await self._runs.list_() if principal.run_id is None else [await self.run_of(principal)]
+        """Return the runs in the key's scope, without archived ones."""
+        if principal.run_id is None:
+            runs = [run for run in await self._runs.list_() if covers(principal, run)]
+        else:
+            runs = [await self.run(principal.run_id)]
         return [run for run in runs if not run.is_archived]
 
     def names_of(self, run: RunView) -> list[str]:
@@ -136,6 +154,22 @@ class ModelCatalog:
         names = [run.name, f"{run.name}@latest", f"{run.name}@{version}"]
         is_base = version == 0 and run.begun_from is None
         return [*names, run.settings.model] if is_base and run.settings.model else names
+
+    async def _called(self, name: str) -> RunView | None:
+        """Find a run by its name."""
+        run_id = self._ids.get(name)
+        if run_id is not None:
+            try:
+                return await self.run(run_id)
+            except NotFound:  # deleted; another run may have the name now
+                del self._ids[name]
+        try:
+            run = await self._runs.by_name(name)
+        except ModelNotFound:
+            return None
+        # Bounded by the number of runs: only names that exist are remembered.
+        self._ids[name] = run.id
+        return run
 
     async def _read(self, run_id: str) -> RunView:
         async with self._reading:  # many calls find a row too old at the same time: one of them reads it
@@ -163,6 +197,22 @@ def _named_version(run: RunView, name: str) -> int | None:
     digits = name.removeprefix(f"{run.name}@")
     is_version = digits != name and digits.isascii() and digits.isdecimal() and len(digits) <= _VERSION_DIGITS
     return int(digits) if is_version else None
+
+
+class _Named(msgspec.Struct):
+    """The only field of a body that must be known before the model's own reader can read it."""
+
+    model: str
+
+
+def _named_model(body: bytes) -> str:
+    """Return the `model` of a call's body. Raise InvalidRequest."""
+    try:
+        return msgspec.json.decode(body, type=_Named).model
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(
+            f"with the key of a project, a JSON body must name the run as `model`: {error}", param="model"
+        ) from error
 
 
 def _check_name(run: RunView, name: str, version: int) -> None:

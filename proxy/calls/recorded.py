@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.auth.service import Principal, PrincipalKind
+from proxy.auth.access import Principal, Right, covers_session, has_right
 from proxy.calls.call import Answer
 from proxy.calls.conversation import KnownMessages, RememberedMessages
+from proxy.calls.models import ModelCatalog
 from proxy.calls.remembered import Remembered
 from proxy.contract.identifiers import TurnId
 from proxy.turns.conversations import Conversations, RecordedTurn
@@ -35,19 +36,21 @@ class _Conversation(msgspec.Struct, frozen=True):
 class RecordedAnswers:
     """Reads the answers that a key may see. Conversations stay in `remembered`, so that continuing one is cheap."""
 
-    def __init__(self, conversations: Conversations, remembered: Remembered[Any]) -> None:
+    def __init__(self, conversations: Conversations, remembered: Remembered[Any], models: ModelCatalog) -> None:
+        self._models = models
         self._conversations = conversations
         self._remembered = remembered
 
     async def find(self, principal: Principal, turn_id: str) -> RecordedTurn | None:
-        """Find a turn of the key's run or session. None also for a turn that was requested with `store` false."""
+        """Find a turn in the key's scope. None also for a turn that was requested with `store` false."""
         # Any text may come as an id; what cannot be one does not reach the store.
         if _TURN_ID.fullmatch(turn_id) is None:
             return None
         turn = await self._conversations.turn(turn_id)
-        if turn is None or not _may_see(principal, turn) or turn.request.get("store") is False:
+        if turn is None or not has_right(principal, Right.CALL) or turn.request.get("store") is False:
             return None
-        return turn
+        run = await self._models.run(turn.run_id)
+        return turn if covers_session(principal, run, turn.session_id) else None
 
     async def asked(self, turn: RecordedTurn) -> list[dict[str, Any]]:
         """Return the conversation that the turn answered."""
@@ -98,9 +101,3 @@ def answer_message(answer: Answer) -> dict[str, Any]:
             for made in choice.tool_calls
         ]
     return message
-
-
-def _may_see(principal: Principal, turn: RecordedTurn) -> bool:
-    if principal.kind not in (PrincipalKind.RUN, PrincipalKind.SESSION) or principal.run_id != turn.run_id:
-        return False
-    return principal.session_id is None or principal.session_id == turn.session_id

@@ -3,7 +3,7 @@
 A dialect's endpoint makes the steps in this order:
 
     caller = await caller_of(request)                         # who: the API key, and what the headers say
-    model = await calls.model_of(caller.principal)            # run, and the runtime of its base model
+    model = await calls.model_of(caller.principal, body)      # run, and the runtime of its base model
     call = await calls.read(body, parse, model.runtime)       # the dialect parses the body for this model
     call = await calls.adapt(call, model)                     # without options that the model or engine ignores
     begun = await calls.begin(call, caller, model, dialect)   # session, prompt; generates; commits; or a replay
@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.auth.service import Principal
+from proxy.auth.access import Principal
 from proxy.calls.bodies import BodyReader, Parse
 from proxy.calls.bounds import HUGE_BYTES
 from proxy.calls.call import STORE_UNAVAILABLE, Caller, Dialect, ModelCall
@@ -119,12 +119,13 @@ class CallService:
             trajectories, sessions, clock, observer, serves_unrecorded=self._serves_unrecorded
         )
 
-    async def model_of(self, principal: Principal) -> RunModel:
-        """Return the run that the key belongs to, with the runtime of its base model.
+    async def model_of(self, principal: Principal, body: bytes = b"") -> RunModel:
+        """Return the run that a call is for, with the runtime of its base model.
 
-        Raise ModelNotFound for a key that belongs to no run, Unavailable for a model that cannot be loaded.
+        `body` is read only with the key of a project. Raise ModelNotFound for a key without a model, InvalidRequest
+        for a body that names none, Unavailable for a model that cannot be loaded.
         """
-        run = await self.models.run_of(principal)
+        run = await self.models.run_of(principal, body)
         return RunModel(run, await self.runtimes.of(run))
 
     async def read(self, body: bytes, parse: Parse, runtime: ModelRuntime, *, prompt_ids: bool = False) -> ModelCall:

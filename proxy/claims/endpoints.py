@@ -6,7 +6,7 @@
     POST /api/v1/runs/{run}/claims/{id}/release      204; 409 for a claim that is not leased
     POST /api/v1/runs/{run}/claims/abandoned         AbandonedProcess → ReleasedClaims: all claims of a process
 
-{run} is a name or an id. Needs the run's trainer key or an admin key.
+{run} is a name or an id. Needs the right `TRAIN` in the run, the list `READ_TRAINING` (`auth/access.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
+from proxy.auth.access import Right
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import AbandonedProcess, ClaimRequest
 from proxy.contract.identifiers import ClaimId
@@ -44,7 +45,8 @@ async def claim(request: Request, run: str) -> Response:
 @router.get("")
 async def claims(request: Request, run: str, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> JSONResponse:
     """List the live claims and the outcome of earlier ones."""
-    listed = await claims_of(request).list_(await trainers_run(request, run), limit=limit)
+    of_run = await trainers_run(request, run, Right.READ_TRAINING)
+    listed = await claims_of(request).list_(of_run, limit=limit)
     return JSONResponse({"claims": msgspec.to_builtins(listed)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -26,16 +27,20 @@ class Kind(StrEnum):
     """Kinds of keys that a person creates."""
 
     ADMIN = "admin"
+    PROJECT = "project"
     RUN = "run"
     TRAINER = "trainer"
+    VIEWER = "viewer"
 
 
 class ListedKind(StrEnum):
     """All kinds of keys."""
 
     ADMIN = "admin"
+    PROJECT = "project"
     RUN = "run"
     TRAINER = "trainer"
+    VIEWER = "viewer"
     SESSION = "session"
 
 
@@ -45,7 +50,8 @@ def keys_list(
         ListedKind | None, typer.Option(help="Only keys of this kind; default: all but keys of sessions.")
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only keys of this run.")] = None,
-    revoked: Annotated[bool, typer.Option("--revoked", help="List revoked keys as well.")] = False,
+    project: Annotated[str | None, typer.Option(help="Only keys of this project and of its runs.")] = None,
+    revoked: Annotated[bool, typer.Option("--revoked", help="List revoked and expired keys as well.")] = False,
     limit: Annotated[int, typer.Option(help="Most entries to list.", min=1, max=200)] = 50,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
@@ -53,7 +59,7 @@ def keys_list(
     as_json: AsJson = False,
 ) -> None:
     """List keys, newest first, without their texts. `*` marks the key that this command uses."""
-    given = {"kind": kind, "run": run, "revoked": "true" if revoked else None, "limit": limit}
+    given = {"kind": kind, "run": run, "project": project, "revoked": "true" if revoked else None, "limit": limit}
     wanted = {name: str(value) for name, value in given.items() if value is not None}
 
     async def ask(base_rl: Operations) -> tuple[list[dict[str, Any]], str, dict[str, str]]:
@@ -73,8 +79,19 @@ def keys_list(
 
 @keys_app.command("create")
 def keys_create(
-    kind: Annotated[Kind, typer.Option(help="`admin`: everything. `run`: agents. `trainer`: the run's trainer.")],
-    run: Annotated[str | None, typer.Option(help="The run; not for an admin key.")] = None,
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            help="`admin`: everything. `project`: everything in the runs of a project. `run`: agents. `trainer`: "
+            "trainers. `viewer`: reads only."
+        ),
+    ],
+    run: Annotated[str | None, typer.Option(help="The run of a run or trainer key.")] = None,
+    project: Annotated[str | None, typer.Option(help="The project of a project, trainer or viewer key.")] = None,
+    all_runs: Annotated[bool, typer.Option("--all-runs", help="A trainer or viewer key for every run.")] = False,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time until the key expires, such as `30d`, `12h` or `90m`.")
+    ] = None,
     label: Annotated[str | None, typer.Option(help="Purpose of the key, which `keys list` shows.")] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
@@ -82,7 +99,15 @@ def keys_create(
     as_json: AsJson = False,
 ) -> None:
     """Create a key and print its text, which is shown only once."""
-    body = {name: value for name, value in (("kind", kind), ("run", run), ("label", label)) if value is not None}
+    given = {
+        "kind": kind,
+        "run": run,
+        "project": project,
+        "all_runs": all_runs or None,
+        "name": label,
+        "expires_in": None if expires is None else _seconds(expires),
+    }
+    body = {name: value for name, value in given.items() if value is not None}
 
     ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.create_key(body), _print_new, as_json=as_json)
 
@@ -134,6 +159,16 @@ def keys_revoke(
     )
 
 
+def _seconds(text: str) -> float:
+    """Return a time such as `30d` in seconds. Raise BadParameter."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text)
+    if found is None:
+        raise typer.BadParameter(
+            f"{text!r} is no time: write a number with s, m, h or d, such as 30d", param_hint="--expires"
+        )
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
 async def _local_name(data_dir: Path, url: str, key_id: str) -> str | None:
     """Return the entry of `keys.json` with this key's id, which the proxy reports for each entry's text; None if none
     has it."""
@@ -174,12 +209,23 @@ def _table(keys: list[dict[str, Any]], own: str, runs: dict[str, str], now: floa
             one["label"] or "",
             ago(one["created_at"], now),
             used,
-            _state(one["revoked_at"], now),
+            _state(one["revoked_at"], one.get("expires_at"), now),
         )
     return table
 
 
-def _state(revoked_at: float | None, now: float) -> str:
-    if revoked_at is None:
-        return "valid"
-    return f"ends in {revoked_at - now:.0f} s" if revoked_at > now else "revoked"
+def _state(revoked_at: float | None, expires_at: float | None, now: float) -> str:
+    if revoked_at is not None and revoked_at <= now:
+        return "revoked"
+    if expires_at is not None and expires_at <= now:
+        return "expired"
+    if revoked_at is not None:
+        return f"ends in {revoked_at - now:.0f} s"
+    return "valid" if expires_at is None else f"expires in {_span(expires_at - now)}"
+
+
+def _span(seconds: float) -> str:
+    for name, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"

@@ -63,3 +63,17 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         below = merged.get(key)
         merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def without_none(merged: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `merged` without the keys for which the patch has None: their values are the defaults again."""
+    left: dict[str, Any] = {}
+    for key, value in merged.items():
+        if key in patch and patch[key] is None:
+            continue
+        below = patch.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            left[key] = without_none(value, below)
+        else:
+            left[key] = value
+    return left

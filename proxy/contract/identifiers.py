@@ -18,6 +18,7 @@ ClaimId = NewType("ClaimId", str)
 KeyId = NewType("KeyId", str)
 EngineId = NewType("EngineId", str)
 JobId = NewType("JobId", str)
+ProjectId = NewType("ProjectId", str)
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
@@ -141,6 +142,10 @@ def new_engine_id() -> EngineId:
 
 def new_job_id() -> JobId:
     return JobId(_new("job"))
+
+
+def new_project_id() -> ProjectId:
+    return ProjectId(_new("prj"))
 
 
 def new_request_id() -> str:

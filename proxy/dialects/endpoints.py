@@ -57,7 +57,7 @@ def calls_of(request: Request) -> CallService:
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
     calls, who = calls_of(request), await caller(request)
-    model = await calls.model_of(who.principal)
+    model = await calls.model_of(who.principal, await request.body())
     parse = partial(parse_chat_completion, known=model.runtime.template_arguments, bounds=calls.bounds)
     call = await calls.read(await request.body(), parse, model.runtime)
     return await answer(request, call, who, model, _CHAT)
@@ -66,7 +66,7 @@ async def chat_completions(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """Continue texts or token ids, streamed or whole."""
     calls, who = calls_of(request), await caller(request)
-    model = await calls.model_of(who.principal)
+    model = await calls.model_of(who.principal, await request.body())
     parse = partial(parse_completion, text_of=model.runtime.decoder.text, bounds=calls.bounds)
     call = await calls.read(await request.body(), parse, model.runtime, prompt_ids=True)
     return await answer(request, call, who, model, _COMPLETIONS)

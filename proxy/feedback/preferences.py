@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import Connection
 
-from proxy.auth.service import Principal
+from proxy.auth.access import Principal
 from proxy.contract.identifiers import PreferenceId, SessionId, TurnId, new_preference_id
 from proxy.contract.reward import DEFAULT_SOURCE
 from proxy.database.rows import AnyRow

@@ -26,16 +26,29 @@ class FoundSession(NamedTuple):
     erased_reason: str | None
 
 
+class FoundRun(NamedTuple):
+    """A run and its project."""
+
+    id: str
+    project_id: str
+
+
 class FeedbackRepository:
     """Queries that run within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def run_id(self, name_or_id: str) -> str | None:
-        statement = select(RunRow.id).where(or_(RunRow.name == name_or_id, RunRow.id == name_or_id))
+    def run(self, name_or_id: str) -> FoundRun | None:
+        statement = select(RunRow.id, RunRow.project_id)
+        statement = statement.where(or_(RunRow.name == name_or_id, RunRow.id == name_or_id))
         # A run's name may equal another run's id; the name wins, as it does in model calls.
-        return self._connection.execute(statement.order_by(RunRow.name != name_or_id).limit(1)).scalar_one_or_none()
+        row = self._connection.execute(statement.order_by(RunRow.name != name_or_id).limit(1)).first()
+        return None if row is None else FoundRun(*row)
+
+    def run_by_id(self, run_id: str) -> FoundRun | None:
+        row = self._connection.execute(select(RunRow.id, RunRow.project_id).where(RunRow.id == run_id)).first()
+        return None if row is None else FoundRun(*row)
 
     def sessions(self, ids: Sequence[str]) -> list[FoundSession]:
         """Return the sessions that exist, by id, with their rows locked as in `session`."""

@@ -9,8 +9,7 @@ from typing import Any, Protocol, Self
 import msgspec
 from sqlalchemy import Connection
 
-from proxy.auth.http import require
-from proxy.auth.service import Principal, PrincipalKind
+from proxy.auth.access import Principal, Right, require_right
 from proxy.clock import Clock
 from proxy.contract.identifiers import RewardId, RunId, SessionId, TurnId, is_session_id, new_reward_id
 from proxy.contract.reward import DEFAULT_SOURCE
@@ -95,7 +94,7 @@ class FeedbackService:
         Raise NotFound for an unknown session or turn, Gone for an erased one, PermissionDenied if the key belongs to
         another session, InvalidRequest if no session or turn is given. With several items, `param` names the one.
         """
-        require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
+        require_right(principal, Right.REWARD)
         now = self._clock()
         recorded = await self._database.commit(
             _Recording(principal, items, now),
@@ -115,7 +114,7 @@ class FeedbackService:
         Raise NotFound for an unknown session or turn, InvalidRequest if both sides are the same, one contains the
         other, or they belong to different runs.
         """
-        require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN)
+        require_right(principal, Right.PREFER)
         now = self._clock()
         receipt, is_new = await self._database.commit(lambda connection: prefer(connection, principal, item, now=now))
         if is_new:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import msgspec
 from sqlalchemy import Connection
 
-from proxy.auth.service import Principal
+from proxy.auth.access import Principal, covers, unknown_run
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.errors import Gone, InvalidRequest, NotFound, PermissionDenied
 from proxy.feedback.repository import FeedbackRepository, FoundSession
@@ -42,11 +42,10 @@ class Finder:
         self._principal = principal
         self._run_id: str | None = principal.run_id
         if run is not None:
-            self._run_id = self._repository.run_id(run)
-            if self._run_id is None:
-                raise NotFound(f"there is no run {run!r}", param="run")
-            if principal.run_id not in (None, self._run_id):
-                raise PermissionDenied(f"this key belongs to another run than {run!r}", param="run")
+            found = self._repository.run(run)
+            if found is None or not covers(principal, found):
+                raise unknown_run(run, param="run")
+            self._run_id = found.id
 
     def of_reward(self, session: str | None, turn: str | None) -> Target:
         """Return the turn, else the session, else the key's own session.
@@ -57,7 +56,7 @@ class Finder:
         own = self._principal.session_id
         if turn is not None:
             of_turn = self._repository.session_of_turn(turn, run_id=self._run_id)
-            if of_turn is None:
+            if of_turn is None or not self._covers_session(of_turn):
                 raise NotFound(f"there is no turn {turn!r}", param="turn_id")
             row = self._session(of_turn if session is None else session, "session_id")
             if row.id != of_turn:
@@ -73,10 +72,10 @@ class Finder:
     def of_either(self, name: str, param: str) -> Target:
         """Return a session by its id or name, else a turn by its id. Raise NotFound or Gone."""
         row = self._repository.session(name, run_id=self._run_id)
-        if row is not None:
+        if row is not None and self._covers_run(row.run_id):
             return _target(_not_erased(row, param), None)
         of_turn = self._repository.session_of_turn(name, run_id=self._run_id)
-        if of_turn is None:
+        if of_turn is None or not self._covers_session(of_turn):
             raise NotFound(f"there is no session or turn {name!r}{self._hint()}", param=param)
         return _target(self._session(of_turn, param), name)
 
@@ -87,14 +86,29 @@ class Finder:
             row = self._repository.session(name, run_id=self._run_id)
         if own is not None and (row is None or row.id != own):
             raise PermissionDenied(f"this session key works only for its own session {own}", param=param)
-        if row is None:
+        if row is None or not self._covers_run(row.run_id):
             raise NotFound(f"there is no session {name!r}{self._hint()}", param=param)
         return _not_erased(row, param)
+
+    def _covers_session(self, session_id: str) -> bool:
+        """Return whether a turn of this session may be known to the key."""
+        if self._principal.project_id is None:
+            return True  # the query for the turn was confined to the key's run already
+        row = self._repository.session(session_id, run_id=self._run_id)
+        return row is not None and self._covers_run(row.run_id)
+
+    def _covers_run(self, run_id: str) -> bool:
+        """Return whether a session of this run may be known to the key."""
+        # Only the keys of projects need the query: others are for one run, by which sessions are found, or for all.
+        if self._principal.project_id is None:
+            return True
+        found = self._repository.run_by_id(run_id)
+        return found is not None and covers(self._principal, found)
 
     def _hint(self) -> str:
         if self._run_id is not None:
             return ""
-        return ': with an admin key, give the "run" that the session name belongs to, or the session id'
+        return ': give the "run" that the session name belongs to, or the session id'
 
 
 def _not_erased(row: FoundSession, param: str) -> FoundSession:

@@ -16,8 +16,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
-from proxy.auth.http import principal, require
-from proxy.auth.service import PrincipalKind
+from proxy.auth.access import Right, require_right
+from proxy.auth.http import principal
 from proxy.contract.states import JobState
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
@@ -27,7 +27,7 @@ from proxy.runs.service import RunDirectory
 
 
 async def _require_admin(request: Request) -> None:
-    require(await principal(request), PrincipalKind.ADMIN)
+    require_right(await principal(request), Right.ADMINISTRATE)
 
 
 router = APIRouter(

@@ -1,11 +1,12 @@
-"""API keys over HTTP, for admin keys. Only the response that creates a key contains its text.
+"""API keys over HTTP: an admin key manages all, the key of a project those of the project's runs and people. Only the
+response that creates a key contains its text.
 
 GET    /api/v1/keys                      {"keys": [KeyView…], "next_cursor"}, newest first
 GET    /api/v1/keys/self                 KeyView of the request's key; for every kind
-POST   /api/v1/keys                      {"kind", "run"?, "label"?} → 201 {"id", "key", "kind", …}
+POST   /api/v1/keys                      NewKeyBody → 201 {"id", "key", "kind", …}
 POST   /api/v1/keys/{id}/rotate          {"grace_seconds"?} → 201 as above, with "replaces", "replaced_until"
 DELETE /api/v1/keys/{id}                 204
-POST   /api/v1/runs/{run}/keys           {"kind"?: "run" | "trainer", "label"?} → 201 {"id", "key", …}
+POST   /api/v1/runs/{run}/keys           {"kind"?: "run" | "trainer", "name"?} → 201 {"id", "key", …}
 GET    /api/v1/runs/{run}/keys           {"keys": [KeyView…]}
 DELETE /api/v1/runs/{run}/keys/{id}      204
 """
@@ -18,48 +19,60 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from proxy.auth.http import require
-from proxy.auth.service import BOOTSTRAP, Credentials, KeyView, NewKey, PrincipalKind
-from proxy.errors import InvalidRequest, NotFound
+from proxy.auth.access import Principal, PrincipalKind, Right, may_manage_key, require_right
+from proxy.auth.service import BOOTSTRAP, Credentials, KeyView, NewKey
+from proxy.errors import InvalidRequest, NotFound, PermissionDenied
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
-from proxy.overview.endpoints import Limit, Overview, Who, json_answer
+from proxy.keys.scopes import Scope, checked_scope
+from proxy.overview.endpoints import Limit, Overview, Who, json_answer, permitted_run_id
 from proxy.overview.filters import Cursor
+from proxy.overview.service import OverviewService
+from proxy.projects.service import ProjectDirectory
 
 router = APIRouter(prefix="/api/v1", tags=["keys"], route_class=StrictRoute)
 
 _LONGEST_GRACE = 30 * 86400.0
+_LONGEST_LIFE = 3650 * 86400.0
 # Session keys are listed only on request: there may be one per session.
-_DEFAULT_KINDS = (PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.TRAINER)
+_DEFAULT_KINDS = tuple(kind for kind in PrincipalKind if kind is not PrincipalKind.SESSION)
 
 
 def credentials_of(request: Request) -> Credentials:
     return service(request, Credentials)
 
 
+def projects_of(request: Request) -> ProjectDirectory:
+    return service(request, ProjectDirectory)
+
+
 Keys = Annotated[Credentials, Depends(credentials_of)]
+Projects = Annotated[ProjectDirectory, Depends(projects_of)]
 Label = Annotated[str | None, Field(max_length=200)]
+Lifetime = Annotated[float | None, Field(gt=0, le=_LONGEST_LIFE, allow_inf_nan=False)]
 
 
 class NewRunKeyBody(BaseModel):
-    """A new key for the run in the path."""
+    """A new key for the run in the path. `label` is an older word for `name`."""
 
     model_config = ConfigDict(extra="forbid")
 
     kind: Literal["run", "trainer"] = "run"
+    name: Label = None
     label: Label = None
+    expires_in: Lifetime = None
 
 
-class NewKeyBody(BaseModel):
-    """A new key. `run` (a name or an id) is required for every kind but `admin`."""
+class NewKeyBody(NewRunKeyBody):
+    """A new key. A `run` key needs a `run` (a name or an id), a `project` key a `project`; a `trainer` key needs
+    either or `all_runs`, a `viewer` key a `project` or `all_runs`. It expires after `expires_in` seconds."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["admin", "run", "trainer"]
+    kind: Literal["admin", "project", "run", "trainer", "viewer"]  # type: ignore[assignment]
     run: str | None = None
-    label: Label = None
+    project: str | None = None
+    all_runs: bool = False
 
 
 class RotateBody(BaseModel):
@@ -75,18 +88,22 @@ async def keys(
     who: Who,
     overview: Overview,
     credentials: Keys,
-    kind: Literal["admin", "run", "session", "trainer"] | None = None,
+    projects: Projects,
+    kind: PrincipalKind | None = None,
     run: str | None = None,
+    project: str | None = None,
     revoked: Annotated[bool, Query()] = False,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> Response:
-    """List keys without their texts. Session keys need `kind=session`, revoked keys `revoked=true`."""
-    require(who, PrincipalKind.ADMIN)
+    """List keys without their texts. Session keys need `kind=session`; `revoked=true` adds revoked and expired ones.
+    `project` selects the keys of a project and of its runs."""
+    require_right(who, Right.CHANGE)
     after = None if cursor is None else Cursor.decode(cursor)
     found = await credentials.page(
-        kinds=_DEFAULT_KINDS if kind is None else (PrincipalKind(kind),),
-        run_id=None if run is None else await overview.run_id(run),
+        kinds=_DEFAULT_KINDS if kind is None else (kind,),
+        run_id=None if run is None else await permitted_run_id(run, who, overview, Right.CHANGE),
+        project_id=await _project_id(who, project, projects),
         with_revoked=revoked,
         below=None if after is None else (after.at, after.key),
         limit=limit + 1,
@@ -103,20 +120,23 @@ async def own_key(who: Who, credentials: Keys) -> Response:
 
 
 @router.post("/keys", status_code=201, openapi_extra=described(NewKeyBody, answers={201: "The new key."}))
-async def create_key(request: Request, who: Who, overview: Overview, credentials: Keys) -> Response:
+async def create_key(
+    request: Request, who: Who, overview: Overview, credentials: Keys, projects: Projects
+) -> Response:
     """Create a key. `key` in the response is its text, which cannot be read again."""
-    require(who, PrincipalKind.ADMIN)
+    require_right(who, Right.CHANGE)
     body = validated(NewKeyBody, await json_body(request))
-    if (body.run is None) != (body.kind == "admin"):
-        what = (
-            "an admin key is for all runs: omit `run`" if body.run else f"a {body.kind} key needs a run: give `run`"
-        )
-        raise InvalidRequest(what, param="run")
-    _check_label(body.label)
-    run_id = None if body.run is None else await overview.run_id(body.run)
-    made = await credentials.create(PrincipalKind(body.kind), run_id=run_id, label=body.label)
-    view = await credentials.find(made.id)
-    return json_answer(_shown(made, view), status=201)
+    kind = PrincipalKind(body.kind)
+    scope = checked_scope(kind, Scope(run=body.run, project=body.project, all_runs=body.all_runs))
+    name = _checked_name(body)
+    run_id = None if scope.run is None else await permitted_run_id(scope.run, who, overview, Right.CHANGE)
+    project_id = None if scope.project is None else await _project_id(who, scope.project, projects)
+    within = project_id if run_id is None else (await overview.owner_of(run_id)).project_id
+    _check_manages(who, kind, within)
+    made = await credentials.create(
+        kind, run_id=run_id, project_id=project_id, label=name, expires_in=body.expires_in
+    )
+    return json_answer(_shown(made, await credentials.find(made.id)), status=201)
 
 
 @router.post(
@@ -124,9 +144,9 @@ async def create_key(request: Request, who: Who, overview: Overview, credentials
     status_code=201,
     openapi_extra=described(RotateBody, answers={201: "The new key."}, may_be_absent=True),
 )
-async def rotate_key(key_id: str, request: Request, who: Who, credentials: Keys) -> Response:
-    """Replace a key by a new one for the same run and with the same label."""
-    require(who, PrincipalKind.ADMIN)
+async def rotate_key(key_id: str, request: Request, who: Who, overview: Overview, credentials: Keys) -> Response:
+    """Replace a key by a new one with the same scope, name and lifetime."""
+    await _managed(key_id, who, overview, credentials)
     body = validated(RotateBody, await _object(request))
     rotated = await credentials.rotate(key_id, grace_seconds=body.grace_seconds)
     more = {"replaces": key_id, "replaced_until": rotated.replaced_until}
@@ -134,9 +154,9 @@ async def rotate_key(key_id: str, request: Request, who: Who, credentials: Keys)
 
 
 @router.delete("/keys/{key_id}", status_code=204)
-async def revoke_key(key_id: str, who: Who, credentials: Keys) -> Response:
+async def revoke_key(key_id: str, who: Who, overview: Overview, credentials: Keys) -> Response:
     """Revoke a key of any kind except the last admin key."""
-    require(who, PrincipalKind.ADMIN)
+    await _managed(key_id, who, overview, credentials)
     await credentials.revoke(key_id)
     return Response(status_code=204)
 
@@ -148,28 +168,57 @@ async def revoke_key(key_id: str, who: Who, credentials: Keys) -> Response:
 )
 async def create_run_key(run: str, request: Request, who: Who, overview: Overview, credentials: Keys) -> Response:
     """Create a key of a run. `key` in the response is its text, which cannot be read again."""
-    require(who, PrincipalKind.ADMIN)
+    run_id = await permitted_run_id(run, who, overview, Right.CHANGE)
     body = validated(NewRunKeyBody, await _object(request))
-    _check_label(body.label)
-    run_id = await overview.run_id(run)
-    made = await credentials.create(PrincipalKind(body.kind), run_id=run_id, label=body.label)
-    return json_answer({"id": made.id, "key": made.text, "kind": body.kind, "label": body.label}, status=201)
+    name = _checked_name(body)
+    made = await credentials.create(PrincipalKind(body.kind), run_id=run_id, label=name, expires_in=body.expires_in)
+    return json_answer({"id": made.id, "key": made.text, "kind": body.kind, "name": name, "label": name}, status=201)
 
 
 @router.get("/runs/{run}/keys")
 async def run_keys(run: str, who: Who, overview: Overview, credentials: Keys) -> Response:
-    require(who, PrincipalKind.ADMIN)
-    return json_answer({"keys": await credentials.list_(await overview.run_id(run))})
+    run_id = await permitted_run_id(run, who, overview, Right.CHANGE)
+    return json_answer({"keys": await credentials.list_(run_id)})
 
 
 @router.delete("/runs/{run}/keys/{key_id}", status_code=204)
 async def revoke_run_key(run: str, key_id: str, who: Who, overview: Overview, credentials: Keys) -> Response:
-    require(who, PrincipalKind.ADMIN)
-    run_id = await overview.run_id(run)
+    run_id = await permitted_run_id(run, who, overview, Right.CHANGE)
     if key_id not in {key.id for key in await credentials.list_(run_id)}:
         raise NotFound(f"the run {run!r} has no key {key_id!r}")
     await credentials.revoke(key_id)
     return Response(status_code=204)
+
+
+async def _project_id(who: Principal, asked: str | None, projects: ProjectDirectory) -> str | None:
+    """Return the id of the project that is asked for, which must be the key's own if it has one; the latter if none
+    is. Raise NotFound."""
+    if who.project_id is None:
+        return None if asked is None else (await projects.get(asked)).id
+    own = await projects.get(who.project_id)
+    if asked not in (None, own.id, own.name):
+        raise NotFound(f"there is no project {asked!r}", param="project")
+    return own.id
+
+
+async def _managed(key_id: str, who: Principal, overview: OverviewService, credentials: Credentials) -> None:
+    """Raise PermissionDenied or NotFound unless `who` may rotate and revoke the key."""
+    require_right(who, Right.CHANGE)
+    view = await credentials.find(key_id)
+    if view is None:
+        raise NotFound(f"there is no key {key_id!r}")
+    project_id = view.project_id if view.run_id is None else (await overview.owner_of(view.run_id)).project_id
+    if who.project_id not in (None, project_id):
+        raise NotFound(f"there is no key {key_id!r}")
+    _check_manages(who, view.kind, project_id)
+
+
+def _check_manages(who: Principal, kind: PrincipalKind, project_id: str | None) -> None:
+    if not may_manage_key(who, kind, project_id=project_id):
+        raise PermissionDenied(
+            f"a {who.kind.value} key manages the run, trainer and viewer keys of its project: a {kind.value} key like"
+            " this needs an admin key"
+        )
 
 
 async def _object(request: Request) -> Any:
@@ -183,10 +232,16 @@ def _shown(made: NewKey, view: KeyView | None) -> dict[str, Any]:
     return {**msgspec.to_builtins(view), "key": made.text}
 
 
-def _check_label(label: str | None) -> None:
-    """Raise InvalidRequest for the label of configured keys."""
-    # The next restart revokes keys with this label that the configuration does not contain.
-    if label == BOOTSTRAP:
+def _checked_name(body: NewRunKeyBody) -> str | None:
+    """Return the name of the new key. Raise InvalidRequest for two different ones, and for the name of configured
+    keys."""
+    param = "label" if body.name is None else "name"
+    name = body.label if body.name is None else body.name
+    if body.label not in (None, name):
+        raise InvalidRequest("`label` is an older word for `name`: give one of them", param="label")
+    # The next restart revokes keys with this name that the configuration does not contain.
+    if name == BOOTSTRAP:
         raise InvalidRequest(
-            f"the label {BOOTSTRAP!r} is reserved for keys of the configuration: choose another", param="label"
+            f"the {param} {BOOTSTRAP!r} is reserved for keys of the configuration: choose another", param=param
         )
+    return name

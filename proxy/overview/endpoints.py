@@ -1,7 +1,7 @@
 """The operating API under /api/v1: read sessions, turns, rewards, steps, curves and health.
 
 Responses are the views of `overview/views.py` as JSON; lists are `{"<things>": […], "next_cursor"}`, and `?cursor=`
-with that cursor gives the next page. An admin key may do everything; a run key may read its run.
+with that cursor gives the next page. A key that may read a run (`auth/access.py`) may read all of it.
 
     GET  /api/v1/health                          Health
     GET  /api/v1/runs/{run}/sessions             {"sessions": [SessionItem…], "next_cursor"}; {run} is a name or an id
@@ -27,11 +27,11 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
 
-from proxy.auth.http import principal, require
-from proxy.auth.service import Principal, PrincipalKind
+from proxy.auth.access import Principal, Right, covers, require_right, require_run, unknown_run
+from proxy.auth.http import principal
 from proxy.contract.policy import MAX_VERSION
 from proxy.contract.states import SessionState, TrainingState
-from proxy.errors import NotFound, PermissionDenied
+from proxy.errors import NotFound
 from proxy.http.openapi import EVENT_STREAM, described
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
@@ -56,7 +56,7 @@ Reward = Annotated[float | None, Query(allow_inf_nan=False)]
 
 @router.get("/health")
 async def health(who: Who, overview: Overview) -> Response:
-    require(who, PrincipalKind.ADMIN)
+    require_right(who, Right.WATCH)
     return json_answer(await overview.health())
 
 
@@ -129,39 +129,40 @@ async def events(run: str, request: Request, who: Who, overview: Overview) -> St
 
 @router.get("/sessions/{session_id}")
 async def session(session_id: str, who: Who, overview: Overview, tokens: bool = False) -> Response:
-    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
+    require_right(who, Right.READ)
     found = await overview.session(session_id, with_tokens=tokens)
-    if who.kind is PrincipalKind.RUN and found.session.run_id != who.run_id:
+    if not covers(who, await overview.owner_of(found.session.run_id)):
         raise NotFound(f"there is no session {session_id!r}")
     return json_answer(found)
 
 
 @router.get("/turns/{turn_id}")
 async def turn(turn_id: str, who: Who, overview: Overview, tokens: bool = False) -> Response:
-    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
+    require_right(who, Right.READ)
     found = await overview.turn(turn_id, with_tokens=tokens)
-    if who.kind is PrincipalKind.RUN and found.run_id != who.run_id:
+    if not covers(who, await overview.owner_of(found.run_id)):
         raise NotFound(f"there is no turn {turn_id!r}")
     return json_answer(found)
 
 
 async def readable_run(run: str, who: Principal, overview: OverviewService) -> str:
-    """Return the run's id, for an admin key or a key of the run. Raise NotFound or PermissionDenied."""
-    return await own_run(run, who, overview, PrincipalKind.RUN)
+    """Return the id of a run that the key may read. Raise NotFound or PermissionDenied."""
+    return await permitted_run_id(run, who, overview, Right.READ)
 
 
-async def own_run(run: str, who: Principal, overview: OverviewService, kind: PrincipalKind) -> str:
-    """Return the run's id, for an admin key, the run's own key of this kind, or a key of this kind for every run.
-
-    Raise NotFound or PermissionDenied.
-    """
-    require(who, PrincipalKind.ADMIN, kind)
+async def permitted_run_id(run: str, who: Principal, overview: OverviewService, right: Right) -> str:
+    """Return the id of a run in which the key has the right. Raise PermissionDenied without it, NotFound for a run
+    that the key may not know of."""
+    require_right(who, right)
     if who.run_id is None:
-        return await overview.run_id(run)
-    own = await overview.run(str(who.run_id))
-    if run not in {own.id, own.name}:
-        raise PermissionDenied("this key can access only its own run")
-    return own.id
+        row = await overview.owned_run(run)
+        require_run(who, right, row, run)
+        return str(row.id)
+    # Found by the key and not by the path: a run whose name is the id of this one must not stand in its way.
+    own = await overview.owner_of(who.run_id)
+    if run not in (own.id, own.name):
+        raise unknown_run(run)
+    return str(own.id)
 
 
 def last_event_id(request: Request) -> int | None:

@@ -127,6 +127,7 @@ class RunFigures:
         return RunSummary(
             id=run.id,
             name=run.name,
+            project=run.project,
             state=run.state,
             base_model=run.base_model,
             created_at=run.created_at,

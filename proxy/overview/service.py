@@ -141,8 +141,9 @@ class OverviewService:
 
     # Runs
 
-    async def runs(self) -> RunList:
-        rows = await self._database.read(lambda connection: RunRepository(connection).all_by_age())
+    async def runs(self, project_id: str | None = None) -> RunList:
+        """Return all runs, or those of a project."""
+        rows = await self._database.read(lambda connection: RunRepository(connection).all_by_age(project_id))
         return RunList(runs=tuple([await self._figures.summary(row) for row in rows]))
 
     async def run(self, name_or_id: str) -> RunSummary:
@@ -151,6 +152,17 @@ class OverviewService:
     async def run_id(self, name_or_id: str) -> str:
         """Return the id of a run given by name or id; a name wins over an id."""
         return str((await self._run_row(name_or_id)).id)
+
+    async def owned_run(self, name_or_id: str) -> AnyRow:
+        """Return the row of a run, with its `id`, `name` and `project_id`. Raise NotFound."""
+        return await self._run_row(name_or_id)
+
+    async def owner_of(self, run_id: str) -> AnyRow:
+        """Return the row of the run with this id, as `owned_run` does; a name never counts. Raise NotFound."""
+        row = await self._database.read(lambda connection: RunRepository(connection).by_id(run_id))
+        if row is None:
+            raise NotFound(f"there is no run {run_id!r}")
+        return row
 
     async def curves(self, name_or_id: str) -> Curves:
         """Return the reward curve of the whole run, the newest 600 versions, and the token rate of the last ten

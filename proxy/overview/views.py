@@ -62,6 +62,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     last_activity_at: float | None
     begun_from: str | None = None
     not_learnt_because: tuple[str, ...] = ()
+    project: str = "default"
+    """The name of the project that the run belongs to."""
 
 
 class RewardPoint(msgspec.Struct, frozen=True, kw_only=True):

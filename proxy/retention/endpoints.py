@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
-from proxy.auth.http import principal, require
-from proxy.auth.service import PrincipalKind
+from proxy.auth.access import Right, require_right
+from proxy.auth.http import principal
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
 from proxy.http.services import service
@@ -43,7 +43,7 @@ def erasing_of(request: Request) -> EraseService:
 async def erase(request: Request) -> JSONResponse:
     """Delete the content of sessions for good; that they existed and were trained stays recorded. Repeating the
     request is no error."""
-    require(await principal(request), PrincipalKind.ADMIN)
+    require_right(await principal(request), Right.ADMINISTRATE)
     body = validated(EraseBody, await json_body(request))
     target = ErasureTarget(session=body.session, user=body.user, run=body.run)
     return JSONResponse(msgspec.to_builtins(await erasing_of(request).erase(target, dry_run=body.dry_run)))
@@ -52,6 +52,6 @@ async def erase(request: Request) -> JSONResponse:
 @router.delete("/sessions/{session_id}", openapi_extra=described(answers=_REPORT))
 async def erase_session(request: Request, session_id: str) -> JSONResponse:
     """Erase one session by its id, like `POST /erase`."""
-    require(await principal(request), PrincipalKind.ADMIN)
+    require_right(await principal(request), Right.ADMINISTRATE)
     report = await erasing_of(request).erase(ErasureTarget(session=session_id))
     return JSONResponse(msgspec.to_builtins(report))

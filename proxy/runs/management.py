@@ -14,16 +14,18 @@ from pydantic import ValidationError
 from sqlalchemy import Connection
 
 from proxy.clock import Clock
-from proxy.contract.configuration import merge
+from proxy.contract.configuration import merge, without_none
 from proxy.contract.identifiers import RunId
 from proxy.database.rows import AnyRow
+from proxy.database.tables import DEFAULT_PROJECT_ID
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound, StoreContended
 from proxy.http.body import invalid
 from proxy.lifecycle.signals import Signals
+from proxy.projects.service import require_open_project
 from proxy.runs.beginnings import Beginnings, CheckWeights, refuse_other_weights
 from proxy.runs.repository import RunRepository
-from proxy.runs.service import CheckModel, RunDirectory, RunView, configure_run, insert_run, resolved_model
+from proxy.runs.service import CheckModel, RunDirectory, RunView, configure_run, insert_run, move_run, resolved_model
 from proxy.settings import ConfigurationError, RunSettings
 
 # A change is computed anew if somebody else changed the run meanwhile. Each attempt loses only to another change that
@@ -31,7 +33,7 @@ from proxy.settings import ConfigurationError, RunSettings
 _ATTEMPTS = 5
 
 # Keys of a run that are given beside its settings.
-_BESIDE = ("name", "model", "from")
+_BESIDE = ("name", "model", "from", "project")
 
 
 class RunManagement:
@@ -60,24 +62,32 @@ class RunManagement:
         self._beginnings = Beginnings(database, check_weights)
 
     async def create(
-        self, name: str, model: str | None, settings: Mapping[str, Any], *, begin_from: str | None = None
+        self,
+        name: str,
+        model: str | None,
+        settings: Mapping[str, Any],
+        *,
+        begin_from: str | None = None,
+        project: str = DEFAULT_PROJECT_ID,
     ) -> RunView:
-        """Create a run on a base model. Settings that are not given have their defaults.
+        """Create a run on a base model in a project (a name or an id). Settings that are not given have their
+        defaults.
 
         With `begin_from`, which names a version of another run, version 0 has the weights of that version; `model`
-        and the setting `weights` are that run's and need not be given.
+        and the setting `weights` are that run's and need not be given. Raise NotFound for an unknown project,
+        Conflict for an archived one.
         """
         if begin_from is None:
             if model is None:
                 raise InvalidRequest("model: give a base model, or a version to begin `from`", param="model")
             checked = _validated(name, model, settings)
-            return await self._insert(checked, await self._checked(checked, _model_at(model)))
+            return await self._insert(checked, await self._checked(checked, _model_at(model)), project)
         beginning = await self._beginnings.find(begin_from)
         base_model = beginning.base_model if model is None else _model_at(model)
         checked = _validated(name, base_model, {"weights": beginning.weights_kind, **settings})
         refuse_other_weights(beginning, base_model=base_model, weights=checked.weights)
         await self._checked(checked, base_model)
-        return await self._insert(checked, base_model, begin_from=begin_from)
+        return await self._insert(checked, base_model, project, begin_from=begin_from)
 
     async def clone(self, name_or_id: str, name: str, patch: Mapping[str, Any]) -> RunView:
         """Create a run with another run's base model and settings, with `patch` merged into them."""
@@ -85,7 +95,7 @@ class RunManagement:
         config = source.settings.stored
         checked = _validated(name, config["model"], _merged(_without_beside(config), patch))
         await self._checked(checked, source.base_model)
-        return await self._insert(checked, source.base_model, cloned_from=source.name)
+        return await self._insert(checked, source.base_model, source.project_id, cloned_from=source.name)
 
     async def change(self, name_or_id: str, patch: Mapping[str, Any]) -> RunView:
         """Merge `patch` into the run's settings: a value of None sets a key to its default, a table is merged key by
@@ -105,13 +115,28 @@ class RunManagement:
                 return await self._changed(run.id)
         raise StoreContended(f"others change the settings of the run {run.name!r} too: read them and try again")
 
+    async def move(self, name_or_id: str, project: str) -> RunView:
+        """Move a run to another project. Its keys move with it. Raise NotFound, or Conflict for an archived
+        project."""
+        run = await self._runs.by_name_or_id(name_or_id)
+        now = self._clock()
+        await self._database.commit(
+            lambda connection: move_run(connection, run.id, require_open_project(connection, project).id, now)
+        )
+        return await self._changed(run.id)
+
     async def _insert(
-        self, settings: RunSettings, base_model: str, *, begin_from: str | None = None, **origin: str
+        self, settings: RunSettings, base_model: str, project: str, *, begin_from: str | None = None, **origin: str
     ) -> RunView:
         now = self._clock()
-        run_id = await self._database.commit(
-            lambda connection: insert_run(connection, settings, base_model, now, begin_from=begin_from, **origin)
-        )
+
+        def insert(connection: Connection) -> RunId:
+            project_id = require_open_project(connection, project).id
+            return insert_run(
+                connection, settings, base_model, now, project_id=project_id, begin_from=begin_from, **origin
+            )
+
+        run_id = await self._database.commit(insert)
         return await self._changed(run_id)
 
     async def _changed(self, run_id: RunId) -> RunView:
@@ -155,21 +180,7 @@ def _without_beside(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _merged(config: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings after a JSON merge patch (RFC 7396)."""
-    return _without_none(merge(config, patch), patch)
-
-
-def _without_none(merged: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `merged` without the keys for which the patch has None: their values are the defaults again."""
-    left: dict[str, Any] = {}
-    for key, value in merged.items():
-        if key in patch and patch[key] is None:
-            continue
-        below = patch.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping):
-            left[key] = _without_none(value, below)
-        else:
-            left[key] = value
-    return left
+    return without_none(merge(config, patch), patch)
 
 
 def _configure(run_id: RunId, before: RunSettings, after: RunSettings, now: float, connection: Connection) -> bool:

@@ -19,6 +19,7 @@ from proxy.database.tables import (
     EventRow,
     GroupRow,
     PolicyVersionRow,
+    ProjectRow,
     RateLimitRow,
     RunRow,
     SessionRow,
@@ -63,8 +64,10 @@ class RunRepository:
         # A run's name may equal another run's id; the name wins, as it does in model calls.
         return self._connection.execute(statement.order_by(RunRow.name != name_or_id).limit(1)).first()
 
-    def all_by_age(self) -> list[AnyRow]:
-        return list(self._connection.execute(_RUNS.order_by(RunRow.created_at, RunRow.id)).all())
+    def all_by_age(self, project_id: str | None = None) -> list[AnyRow]:
+        """Return all runs, or those of a project, oldest first."""
+        statement = _RUNS if project_id is None else _RUNS.where(RunRow.project_id == project_id)
+        return list(self._connection.execute(statement.order_by(RunRow.created_at, RunRow.id)).all())
 
     def insert(
         self,
@@ -72,6 +75,7 @@ class RunRepository:
         run_id: RunId,
         name: str,
         base_model: str,
+        project_id: str,
         config: dict[str, Any],
         reward_rules: dict[str, Any],
         now: float,
@@ -89,6 +93,7 @@ class RunRepository:
                 insert(RunRow).values(
                     id=run_id,
                     name=name,
+                    project_id=project_id,
                     state=RunState.ACTIVE.value,
                     base_model=base_model,
                     config=config,
@@ -152,23 +157,32 @@ class RunRepository:
         statement = update(RunRow).where(RunRow.id == run_id, changes).values(state=state.value)
         return self._connection.execute(statement).rowcount > 0
 
+    def set_project(self, run_id: str, project_id: str) -> None:
+        self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(project_id=project_id))
+
     def set_config(self, run_id: str, config: dict[str, Any]) -> None:
         self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(config=config))
 
 
 _SOURCE = aliased(RunRow)
 
-_RUNS = select(
-    RunRow.id,
-    RunRow.name,
-    RunRow.state,
-    RunRow.base_model,
-    RunRow.config,
-    RunRow.head_version,
-    RunRow.serving_version,
-    RunRow.begun_from_version,
-    # A subquery, because PostgreSQL locks no rows of an outer join.
-    select(_SOURCE.name).where(_SOURCE.id == RunRow.begun_from_run_id).scalar_subquery().label("begun_from_run"),
-    RunRow.created_at,
-    # Deleted runs exist only for `runs/deletion.py`.
-).where(RunRow.state != RunState.DELETED.value)
+_RUNS = (
+    select(
+        RunRow.id,
+        RunRow.name,
+        RunRow.state,
+        RunRow.base_model,
+        RunRow.config,
+        RunRow.head_version,
+        RunRow.serving_version,
+        RunRow.begun_from_version,
+        # A subquery, because PostgreSQL locks no rows of an outer join.
+        select(_SOURCE.name).where(_SOURCE.id == RunRow.begun_from_run_id).scalar_subquery().label("begun_from_run"),
+        RunRow.created_at,
+        RunRow.project_id,
+        ProjectRow.name.label("project"),
+        # Deleted runs exist only for `runs/deletion.py`.
+    )
+    .join(ProjectRow, ProjectRow.id == RunRow.project_id)
+    .where(RunRow.state != RunState.DELETED.value)
+)

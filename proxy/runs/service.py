@@ -15,16 +15,18 @@ from proxy.contract.identifiers import RunId, new_run_id
 from proxy.contract.policy import WeightsReference
 from proxy.contract.states import RunState
 from proxy.database.rows import AnyRow
+from proxy.database.tables import DEFAULT_PROJECT_ID
 from proxy.database.unit_of_work import Database
 from proxy.errors import BaseRlError, Conflict, ModelNotFound, NotFound, RunArchived, StoreUnavailable
 from proxy.lifecycle.events import append_event
+from proxy.projects.service import ensure_project
 from proxy.runs.beginnings import Beginnings, CheckWeights, begun_from, find_beginning, refuse_other_weights
 from proxy.runs.repository import RunRepository
-from proxy.settings import ConfigurationError, RunSettings
+from proxy.settings import DEFAULT_PROJECT, ConfigurationError, RunSettings
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at one moment. `base_model` is a Hugging Face id or an absolute directory."""
+    """A run at one moment. `base_model` is a Hugging Face id or an absolute directory; `project` is a name."""
 
     id: RunId
     name: str
@@ -37,6 +39,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     begun_from: str | None = None
     """The version of another run whose weights are version 0, such as `shop@12`; None for a run that began from its
     base model."""
+    project_id: str = DEFAULT_PROJECT_ID
+    project: str = DEFAULT_PROJECT
 
     @property
     def is_archived(self) -> bool:
@@ -144,6 +148,8 @@ class RunDirectory:
             serving_version=row.serving_version,
             created_at=row.created_at,
             begun_from=begun_from(row),
+            project_id=row.project_id,
+            project=row.project,
         )
 
     def _settings(self, run_id: str, config: dict[str, Any]) -> RunSettings:
@@ -167,7 +173,8 @@ def _create_or_configure(settings: RunSettings, base_model: str, now: float, con
     row = repository.by_name(settings.name)
     if row is None:
         _check_named(settings, repository)
-        insert_run(connection, settings, base_model, now, begin_from=settings.begin_from)
+        project_id = ensure_project(connection, settings.project or DEFAULT_PROJECT, now)
+        insert_run(connection, settings, base_model, now, project_id=project_id, begin_from=settings.begin_from)
     elif row.base_model != base_model:
         raise ConfigurationError(
             f"run.model: the run {settings.name!r} was created on {row.base_model} and cannot continue on "
@@ -178,8 +185,11 @@ def _create_or_configure(settings: RunSettings, base_model: str, now: float, con
             f"run.weights: the run {settings.name!r} was created with another kind of weights than"
             f" {settings.weights!r}, and keeps it; set that kind again, or choose another run.name"
         )
-    elif row.config != config:
-        configure_run(connection, row, config, now)
+    else:
+        if row.config != config:
+            configure_run(connection, row, config, now)
+        if settings.project is not None:
+            move_run(connection, row.id, ensure_project(connection, settings.project, now), now)
 
 
 def insert_run(
@@ -188,6 +198,7 @@ def insert_run(
     base_model: str,
     now: float,
     *,
+    project_id: str,
     begin_from: str | None = None,
     **origin: str,
 ) -> RunId:
@@ -205,6 +216,7 @@ def insert_run(
         run_id=run_id,
         name=settings.name,
         base_model=base_model,
+        project_id=project_id,
         config=settings.stored,
         reward_rules=msgspec.to_builtins(settings.reward_rules),
         now=now,
@@ -227,6 +239,21 @@ def configure_run(connection: Connection, row: AnyRow, config: dict[str, Any], n
     RunRepository(connection).set_config(row.id, config)
     data = {"changed": sorted(key for key in config if row.config.get(key) != config[key])}
     append_event(connection, run_id=row.id, kind="run.configured", data=data, now=now)
+
+
+def move_run(connection: Connection, run_id: str, project_id: str, now: float) -> None:
+    """Move a run to a project; do nothing if it is there. Raise NotFound if the run was deleted meanwhile."""
+    repository = RunRepository(connection)
+    row = repository.by_id(run_id, lock=True)
+    if row is None:
+        raise NotFound(f"there is no run {run_id!r}: it was deleted meanwhile")
+    if row.project_id == project_id:
+        return
+    repository.set_project(run_id, project_id)
+    moved = repository.by_id(run_id)
+    assert moved is not None
+    data = {"from": row.project, "to": moved.project}
+    append_event(connection, run_id=run_id, kind="run.moved", data=data, now=now)
 
 
 def _check_named(settings: RunSettings, repository: RunRepository) -> None:

@@ -14,10 +14,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from proxy.auth.http import require
-from proxy.auth.service import PrincipalKind
-from proxy.http.body import json_body, validated
-from proxy.http.openapi import described
+from proxy.auth.access import Right, require_right
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.overview.endpoints import Who, json_answer
@@ -55,7 +52,7 @@ class NewEngineBody(BaseModel):
 @router.get("/engines")
 async def engines(who: Who, directory: Directory) -> Response:
     """Return all engines, oldest first."""
-    require(who, PrincipalKind.ADMIN)
+    require_right(who, Right.ADMINISTRATE)
     return json_answer(EngineList(engines=directory.list_()))
 
 
@@ -63,7 +60,7 @@ async def engines(who: Who, directory: Directory) -> Response:
 async def add_engine(request: Request, who: Who, directory: Directory) -> Response:
     """Add a running engine, after checking that it is ready and fits its base model. Every proxy of the store uses it
     within its health interval; 409 if the name or the address is taken."""
-    require(who, PrincipalKind.ADMIN)
+    require_right(who, Right.ADMINISTRATE)
     body = validated(NewEngineBody, await json_body(request))
     url = body.url.rstrip("/")
     run = None if body.run is None else await service(request, RunDirectory).by_name_or_id(body.run)
@@ -75,20 +72,20 @@ async def add_engine(request: Request, who: Who, directory: Directory) -> Respon
 @router.post("/engines/{engine}/drain")
 async def drain(engine: str, who: Who, directory: Directory, force: bool = False) -> Response:
     """Send no new calls to an engine; those under way end as they would. Repeating it does nothing."""
-    require(who, PrincipalKind.ADMIN)
+    require_right(who, Right.ADMINISTRATE)
     return json_answer(await directory.drain(engine, force=force))
 
 
 @router.post("/engines/{engine}/resume")
 async def resume(engine: str, who: Who, directory: Directory) -> Response:
     """Use a drained engine again."""
-    require(who, PrincipalKind.ADMIN)
+    require_right(who, Right.ADMINISTRATE)
     return json_answer(await directory.resume(engine))
 
 
 @router.delete("/engines/{engine}", status_code=204)
 async def remove(engine: str, who: Who, directory: Directory, force: bool = False) -> Response:
     """Remove a drained engine that was added; 409 for one that is in use or in the configuration."""
-    require(who, PrincipalKind.ADMIN)
+    require_right(who, Right.ADMINISTRATE)
     await directory.remove(engine, force=force)
     return Response(status_code=204)

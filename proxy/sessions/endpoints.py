@@ -10,16 +10,17 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
-from proxy.auth.http import principal, require
-from proxy.auth.service import PrincipalKind
+from proxy.auth.access import Principal, Right, require_right
+from proxy.auth.http import principal
 from proxy.contract.states import Outcome
 from proxy.contract.trajectory import Purpose
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, PermissionDenied
 from proxy.http.address import client_address
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
 from proxy.http.services import service
-from proxy.runs.service import RunDirectory
+from proxy.runs.http import permitted_run
+from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import checked_name
 from proxy.sessions.opening import SessionSpec
 from proxy.sessions.service import CreatedSession, SessionService
@@ -41,7 +42,7 @@ def _plain_metadata(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 class CreateSessionBody(BaseModel):
     """The session to open. `n` opens that many sessions of one group, for algorithms that compare the attempts of a
-    group."""
+    group. `run`, a name or an id, is required with the key of a project."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,6 +53,7 @@ class CreateSessionBody(BaseModel):
     metadata: Annotated[dict[str, Any] | None, AfterValidator(_plain_metadata)] = None
     ttl: Annotated[StrictInt | StrictFloat, Field(gt=0, le=_LONGEST_TTL, allow_inf_nan=False)] | None = None
     n: Annotated[StrictInt, Field(ge=1, le=_MOST_SESSIONS)] | None = None
+    run: Annotated[StrictStr, Field(min_length=1, max_length=64)] | None = None
 
 
 class EndSessionBody(BaseModel):
@@ -74,10 +76,12 @@ def sessions_of(request: Request) -> SessionService:
 async def create_sessions(request: Request) -> JSONResponse:
     """Open a session, or `n` of one group, each with a key of its own. The keys are shown only in this answer."""
     who = await principal(request)
-    require(who, PrincipalKind.RUN)
+    require_right(who, Right.CALL)
+    if who.session_id is not None:
+        raise PermissionDenied("a session key is for its own session: open sessions with the key of the run")
     body = validated(CreateSessionBody, await _object(request))
     _check_group(body)
-    run = await service(request, RunDirectory).by_id(str(who.run_id))
+    run = await _run_for(request, who, body.run)
     run.refuse_archived()
     spec = SessionSpec(
         task=body.task,
@@ -116,6 +120,14 @@ async def _object(request: Request) -> Any:
     """Return the body; an absent body has no fields."""
     body = await json_body(request)
     return {} if body is None else body
+
+
+async def _run_for(request: Request, who: Principal, asked: str | None) -> RunView:
+    """Return the run for a new session. Raise InvalidRequest if a project's key names none, NotFound."""
+    name = asked or who.run_id
+    if name is None:
+        raise InvalidRequest("a key of a project needs the run for the session: give `run`", param="run")
+    return await permitted_run(service(request, RunDirectory), who, Right.CALL, name)
 
 
 def _check_group(body: CreateSessionBody) -> None:

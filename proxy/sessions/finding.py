@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from proxy.auth.http import require
-from proxy.auth.service import Credentials, Principal, PrincipalKind
+from proxy.auth.access import Principal, Right, covers, require_right
+from proxy.auth.service import Credentials
 from proxy.clock import Clock
 from proxy.contract.identifiers import KeyId, SessionId, TurnId, is_session_id
 from proxy.contract.trajectory import Purpose
 from proxy.database.unit_of_work import Database
-from proxy.errors import Conflict, NotFound, PermissionDenied
+from proxy.errors import Conflict, ModelNotFound, NotFound, PermissionDenied
 from proxy.lifecycle.signals import Signals
 from proxy.limits.service import Admission
 from proxy.runs.service import RunView
@@ -75,12 +75,12 @@ class SessionFinder:
         """Return the session that a model call belongs to by the rules of `identification`; open one if none applies.
 
         An `admission` must permit every new session. A session key decides over every other name, and a path must
-        agree with it. Raise PermissionDenied for a key of another run or session, NotFound for an unknown id of ours,
-        RateLimited if a new session is not permitted.
+        agree with it. Raise PermissionDenied for a key of another session, NotFound for a run out of the key's scope
+        and for an unknown id of ours, RateLimited if a new session is not permitted.
         """
-        require(principal, PrincipalKind.RUN, PrincipalKind.SESSION)
-        if principal.run_id != run.id:
-            raise PermissionDenied(f"this key belongs to another run than {run.name!r}", param="model")
+        require_right(principal, Right.CALL)
+        if not covers(principal, run):
+            raise ModelNotFound(f"there is no model {run.name!r} for this key", param="model")
         if principal.session_id is not None:
             return await self._by_session_key(principal.session_id, run, hints)
         opening = Opening(run=run, key_id=principal.key_id, hints=hints, admission=admission)

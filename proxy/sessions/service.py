@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection
 
-from proxy.auth.http import require
-from proxy.auth.service import Credentials, KeyRequest, NewKey, Principal, PrincipalKind
+from proxy.auth.access import Principal, PrincipalKind, Right, covers, require_right
+from proxy.auth.service import Credentials, KeyRequest, NewKey
 from proxy.clock import Clock
-from proxy.contract.identifiers import GroupId, RunId, SessionId
+from proxy.contract.identifiers import GroupId, SessionId
 from proxy.contract.states import EndReason, Outcome
 from proxy.contract.trajectory import Purpose
 from proxy.database.unit_of_work import Database
@@ -63,6 +63,7 @@ class SessionService(SessionFinder):
         super().__init__(database, credentials, signals, clock, observer)
         self._signals = signals
         self._limits = limits
+        self._runs = runs
         self._sweeper = Sweeper(database, runs, signals, clock)
 
     async def create(self, run: RunView, spec: SessionSpec, n: int | None = None) -> list[CreatedSession]:
@@ -125,7 +126,7 @@ class SessionService(SessionFinder):
 
     async def get(self, principal: Principal, name: str) -> SessionView:
         """Return a session by our id or the client's own name. Raise NotFound or PermissionDenied."""
-        session_id, _run_id = await self._visible(principal, name)
+        session_id = await self._visible(principal, name, Right.READ_SESSION)
         return await self._database.read(lambda connection: _view(connection, session_id))
 
     async def end(self, principal: Principal, name: str, outcome: Outcome) -> SessionView:
@@ -133,7 +134,7 @@ class SessionService(SessionFinder):
 
         Raise NotFound or PermissionDenied.
         """
-        session_id, _run_id = await self._visible(principal, name)
+        session_id = await self._visible(principal, name, Right.REWARD)
         now = self._clock()
 
         def end(connection: Connection) -> tuple[list[str], SessionView]:
@@ -156,16 +157,17 @@ class SessionService(SessionFinder):
         rows = await self._database.read(lambda connection: SweepRepository(connection).count_revised())
         return {row.name: row.sessions for row in rows}
 
-    async def _visible(self, principal: Principal, name: str) -> tuple[SessionId, RunId]:
-        require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
+    async def _visible(self, principal: Principal, name: str, right: Right) -> SessionId:
+        require_right(principal, right)
         row = await self._database.read(
             lambda connection: SessionRepository(connection).context(name=name, run_id=principal.run_id)
         )
         if principal.session_id is not None and (row is None or row.id != principal.session_id):
             raise PermissionDenied(f"this key belongs to the session {principal.session_id} alone")
-        if row is None:
+        # Keys of a project find sessions by id only, as admin keys do: a client's own name belongs to one run.
+        if row is None or not covers(principal, await self._runs.by_id(row.run_id)):
             raise NotFound(f"there is no session {name!r}")
-        return SessionId(row.id), RunId(row.run_id)
+        return SessionId(row.id)
 
 
 def _view(connection: Connection, session_id: str) -> SessionView:

@@ -11,6 +11,7 @@ from proxy.settings.database import DEFAULT_CONNECTIONS, DatabaseSettings
 from proxy.settings.engine import EngineKind, EngineSettings, NamedEngineSettings
 from proxy.settings.jobs import JobSettings
 from proxy.settings.loading import Settings, as_environment, describe, load_settings, opentelemetry_is_set_up
+from proxy.settings.projects import DEFAULT_PROJECT, ProjectName
 from proxy.settings.rewards import RewardNumber, RewardSettings
 from proxy.settings.run import (
     ImageMode,
@@ -25,6 +26,7 @@ from proxy.settings.server import BootstrapSettings, RequestSettings, ServerSett
 
 __all__ = [
     "DEFAULT_CONNECTIONS",
+    "DEFAULT_PROJECT",
     "BootstrapSettings",
     "ConfigurationError",
     "DatabaseSettings",
@@ -34,6 +36,7 @@ __all__ = [
     "JobSettings",
     "LimitSettings",
     "NamedEngineSettings",
+    "ProjectName",
     "ReasoningParserName",
     "RedactionRuleName",
     "RedactionSettings",

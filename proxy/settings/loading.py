@@ -109,7 +109,12 @@ def as_environment(settings: Settings) -> dict[str, str]:
     for name in ("server", "requests", "database", "jobs", "engine", "run"):
         add(f"{ENVIRONMENT_PREFIX}{name.upper()}", getattr(settings, name))
     # One variable: names of runs may have characters and capitals that a variable's name cannot have.
-    tables = {name: run.model_dump(mode="json", by_alias=True) for name, run in settings.runs.items()}
+    # `project` is no part of a run's stored settings, so a dump leaves it out.
+    tables = {
+        name: run.model_dump(mode="json", by_alias=True)
+        | ({"project": run.project} if run.project is not None else {})
+        for name, run in settings.runs.items()
+    }
     environment[f"{ENVIRONMENT_PREFIX}RUNS"] = json.dumps(tables)
     return environment
 

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from proxy.contract.reward import RewardRules
 from proxy.settings.content import RedactionSettings, RetentionSettings
+from proxy.settings.projects import ProjectName
 from proxy.settings.rewards import RewardNumber, RewardSettings
 from proxy.settings.section import Section
 
@@ -65,6 +66,9 @@ class RunSettings(Section):
     name: str = Field(default="policy", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     model: str = ""
     """Directory or Hugging Face id of the base model, which is version 0."""
+    project: ProjectName | None = Field(default=None, exclude=True)
+    """The project that the run belongs to, which is made if it does not exist. Without one, a new run goes into the
+    project `default`, and a run that exists stays where it is."""
     weights: Literal["full", "adapter"] = "full"
     """The kind of the run's versions. `full`: whole weights, or adapters that engines merge. `adapter`: each version
     is a LoRA adapter, which an engine holds beside those of other runs over one base model."""

@@ -8,11 +8,10 @@ from enum import StrEnum
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from proxy.auth.http import principal, require
-from proxy.auth.service import PrincipalKind
+from proxy.auth.access import Right
 from proxy.contract.policy import MAX_VERSION
 from proxy.contract.states import SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
@@ -21,7 +20,6 @@ from proxy.http.openapi import described
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.runs.http import trainers_run
-from proxy.runs.service import RunDirectory
 from proxy.transfer.parquet import ParquetNotInstalled, RecordWriter
 from proxy.transfer.preferences import PreferenceFilter, encode_preference
 from proxy.transfer.reading import ExportFilter
@@ -50,10 +48,6 @@ def transfer_of(request: Request) -> TransferService:
     return service(request, TransferService)
 
 
-async def _admin(request: Request) -> None:
-    require(await principal(request), PrincipalKind.ADMIN)
-
-
 @router.get("/export")
 async def export(
     request: Request,
@@ -69,14 +63,14 @@ async def export(
     task: str | None = None,
     session: Annotated[list[str] | None, Query(max_length=1000)] = None,
 ) -> Response:
-    """Export a run's sessions with everything recorded of them, oldest first; erased ones are omitted. For the run's
-    trainer key and admin keys.
+    """Export a run's sessions with everything recorded of them, oldest first; erased ones are omitted. For keys
+    with the right `READ_TRAINING`.
 
     `since` and `until` (exclusive) bound the start of a session, in seconds since the epoch. `version` selects
     sessions with a token of that version; `min_reward` omits sessions without a reward too. `session`, an id, may be
     given several times.
     """
-    of_run = await trainers_run(request, run)
+    of_run = await trainers_run(request, run, Right.READ_TRAINING)
     wanted = ExportFilter(
         since=since,
         until=until,
@@ -104,8 +98,8 @@ async def export_preferences(
     request: Request, run: str, since: Number = None, until: Number = None, source: str | None = None
 ) -> Response:
     """Export a run's preferences as JSON lines, in order of arrival, each with the token ids of both sides; those
-    about an erased session are omitted. For the run's trainer key and admin keys."""
-    of_run = await trainers_run(request, run)
+    about an erased session are omitted. For keys with the right `READ_TRAINING`."""
+    of_run = await trainers_run(request, run, Right.READ_TRAINING)
     wanted = PreferenceFilter(since=since, until=until, source=source)
     records = transfer_of(request).export_preferences(of_run, wanted)
     return StreamingResponse(
@@ -116,7 +110,7 @@ async def export_preferences(
 _REPORT = {200: "How many sessions were imported, and how many already existed."}
 
 
-@router.post("/import", dependencies=[Depends(_admin)], openapi_extra=described(answers=_REPORT))
+@router.post("/import", openapi_extra=described(answers=_REPORT))
 async def import_sessions(
     request: Request,
     run: str,
@@ -126,7 +120,7 @@ async def import_sessions(
 ) -> JSONResponse:
     """Import sessions from JSON lines in the format of the export. Sessions imported before are skipped, so repeating
     a request adds nothing. With `train`, those from which a trainer can learn are trained; without, none is."""
-    of_run = await service(request, RunDirectory).by_name_or_id(run)
+    of_run = await trainers_run(request, run, Right.CHANGE)
     report = await transfer_of(request).add(
         of_run, await request.body(), first_line=first_line, train=train, keep_ids=keep_ids
     )
@@ -135,13 +129,12 @@ async def import_sessions(
 
 @router.post(
     "/import/preferences",
-    dependencies=[Depends(_admin)],
     openapi_extra=described(answers={200: "How many preferences were imported, and how many already existed."}),
 )
 async def import_preferences(request: Request, run: str, first_line: FirstLine = 1) -> JSONResponse:
     """Import preferences from JSON lines in the format of their export. Their sessions must exist in the run or have
     been imported into it. Preferences imported before are skipped."""
-    of_run = await service(request, RunDirectory).by_name_or_id(run)
+    of_run = await trainers_run(request, run, Right.CHANGE)
     report = await transfer_of(request).add_preferences(of_run, await request.body(), first_line=first_line)
     return JSONResponse(msgspec.to_builtins(report))
 

@@ -7,7 +7,7 @@
     POST /api/v1/runs/{run}/versions/prune
                                         PruneRequest → PruneReply, in MessagePack: the weights that may be deleted
 
-{run} is a name or an id. All of them need the run's trainer key or an admin key.
+{run} is a name or an id. They need the right `TRAIN` in the run, the list `READ_TRAINING` (`auth/access.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from proxy.auth.access import Right
 from proxy.contract.claim import CommitRequest
 from proxy.contract.policy import PruneRequest
 from proxy.http.messages import message_body, message_response
@@ -64,5 +65,5 @@ async def prune(request: Request, run: str) -> Response:
 @router.get("/versions")
 async def versions(request: Request, run: str) -> JSONResponse:
     """Return all versions, newest first."""
-    listed = await versions_of(request).list_(await trainers_run(request, run))
+    listed = await versions_of(request).list_(await trainers_run(request, run, Right.READ_TRAINING))
     return JSONResponse({"versions": msgspec.to_builtins(listed)})

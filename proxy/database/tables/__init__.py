@@ -9,12 +9,22 @@ from proxy.database.tables.base import Base, Big
 from proxy.database.tables.engines import EngineReportRow, EngineRow
 from proxy.database.tables.jobs import JobRow, JobScheduleRow
 from proxy.database.tables.rewards import PreferenceRow, RewardRow
-from proxy.database.tables.runs import ApiKeyRow, EventRow, RateLimitRow, RunRow, SignOutRow, WriteProbeRow
+from proxy.database.tables.runs import (
+    DEFAULT_PROJECT_ID,
+    ApiKeyRow,
+    EventRow,
+    ProjectRow,
+    RateLimitRow,
+    RunRow,
+    SignOutRow,
+    WriteProbeRow,
+)
 from proxy.database.tables.sessions import GroupRow, SessionRow, SessionUserRow
 from proxy.database.tables.training import ClaimedSessionRow, ClaimRow, PolicyVersionRow, TokenAuditRow
 from proxy.database.tables.turns import NO_CONVERSATION, TurnRow
 
 __all__ = [
+    "DEFAULT_PROJECT_ID",
     "NO_CONVERSATION",
     "ApiKeyRow",
     "Base",
@@ -29,6 +39,7 @@ __all__ = [
     "JobScheduleRow",
     "PolicyVersionRow",
     "PreferenceRow",
+    "ProjectRow",
     "RateLimitRow",
     "RewardRow",
     "RunRow",

@@ -1,4 +1,4 @@
-"""Tables of runs, keys, limits and events, and two small ones of the server itself."""
+"""Tables of projects, runs, keys, limits and events, and two small ones of the server itself."""
 
 from __future__ import annotations
 
@@ -17,6 +17,23 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from proxy.database.tables.base import Base, Big, Identifier, Json
 
+DEFAULT_PROJECT_ID = "prj_default"
+"""Id of the project `default`, to which runs belong that were created without a project."""
+
+
+class ProjectRow(Base):
+    """A project: runs, and the keys of the people and agents that work on them. The project `default` always
+    exists."""
+
+    __tablename__ = "projects"
+
+    id: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[float] = mapped_column(Float)
+    archived_at: Mapped[float | None] = mapped_column(Float)
+    settings: Mapped[Json]
+    """Settings that the project's runs share; none so far, so an empty object."""
+
 
 class RunRow(Base):
     """A policy being trained. `head_version` is the version that the trainer continues from, `serving_version` the
@@ -26,6 +43,8 @@ class RunRow(Base):
 
     id: Mapped[str] = mapped_column(Identifier, primary_key=True)
     name: Mapped[str] = mapped_column(String(64), unique=True)
+    # The database fills the default in as well: a proxy of before, on the same store, inserts runs without a project.
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), server_default=DEFAULT_PROJECT_ID)
     state: Mapped[str] = mapped_column(String(16))  # active | paused | archived
     base_model: Mapped[str] = mapped_column(Text)
     config: Mapped[Json]
@@ -43,22 +62,25 @@ class RunRow(Base):
 
 
 class ApiKeyRow(Base):
-    """A bearer key, stored as the HMAC of its text. A session key names its session."""
+    """A bearer key, stored as the HMAC of its text. A session key names its session; a key for a whole project names
+    the project and no run."""
 
     __tablename__ = "api_keys"
-    __table_args__ = (Index(None, "run_id"),)
+    __table_args__ = (Index(None, "run_id"), Index(None, "project_id"))
 
     id: Mapped[str] = mapped_column(Identifier, primary_key=True)
-    kind: Mapped[str] = mapped_column(String(16))  # admin | run | session | trainer
+    kind: Mapped[str] = mapped_column(String(16))  # admin | project | run | session | trainer | viewer
     digest: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
     run_id: Mapped[str | None] = mapped_column(ForeignKey("runs.id"))
     session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.id"))
+    project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id"))
     label: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(Float)
     last_used_at: Mapped[float | None] = mapped_column(Float)
     """Up to a minute late; null for session keys, whose use is not recorded."""
     revoked_at: Mapped[float | None] = mapped_column(Float)
     """In the future while a rotated key still works."""
+    expires_at: Mapped[float | None] = mapped_column(Float)
 
 
 class RateLimitRow(Base):

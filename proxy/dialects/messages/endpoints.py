@@ -27,7 +27,7 @@ _MESSAGES = Messages()
 async def messages(request: Request) -> Response:
     """Answer a conversation in Anthropic's wire format, streamed or whole."""
     who = await caller(request)
-    model = await calls_of(request).model_of(who.principal)
+    model = await calls_of(request).model_of(who.principal, await request.body())
     call = await _read(request, parse_messages, model.runtime)
     try:
         answered = await answer(request, call, who, model, _MESSAGES)
@@ -38,7 +38,7 @@ async def messages(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a request's prompt. Nothing is generated or recorded."""
-    model = await calls_of(request).model_of(await principal(request))
+    model = await calls_of(request).model_of(await principal(request), await request.body())
     call = await _read(request, parse_count_tokens, model.runtime)
     counted = await calls_of(request).count_tokens(call, model)
     return _named(request, json_response({"input_tokens": counted}, warning_header(call.warnings)))

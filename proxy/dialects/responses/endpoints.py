@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from proxy.auth.access import Principal
 from proxy.auth.http import principal
-from proxy.auth.service import Principal
 from proxy.calls.call import ModelCall, PreviousAnswer
 from proxy.calls.conversation import RememberedMessages
 from proxy.calls.recorded import RecordedAnswers, answer_of
@@ -39,14 +39,14 @@ _MOST_LISTED = 100
 async def create_response(request: Request) -> Response:
     """Answer items, streamed or whole."""
     who = await caller(request)
-    model = await calls_of(request).model_of(who.principal)
+    model = await calls_of(request).model_of(who.principal, await request.body())
     return await answer(request, await _call(request, who.principal, model.runtime), who, model, _RESPONSES)
 
 
 async def count_input_tokens(request: Request) -> Response:
     """Count the tokens of a request's prompt. Nothing is generated or recorded."""
     who = await principal(request)
-    model = await calls_of(request).model_of(who)
+    model = await calls_of(request).model_of(who, await request.body())
     counted = await calls_of(request).count_tokens(await _call(request, who, model.runtime), model)
     return json_response({"object": "response.input_tokens", "input_tokens": counted})
 
@@ -125,7 +125,8 @@ async def _call(request: Request, who: Principal, runtime: ModelRuntime) -> Mode
 
 
 def _recorded(request: Request) -> RecordedAnswers:
-    return RecordedAnswers(Conversations(service(request, Database)), calls_of(request).remembered)
+    calls = calls_of(request)
+    return RecordedAnswers(Conversations(service(request, Database)), calls.remembered, calls.models)
 
 
 async def _find(request: Request, response_id: str) -> RecordedTurn:

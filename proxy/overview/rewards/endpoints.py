@@ -11,8 +11,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from proxy.auth.service import PrincipalKind
-from proxy.errors import PermissionDenied
+from proxy.auth.access import Right, is_scoped, require_right
+from proxy.errors import InvalidRequest
 from proxy.http.strict_route import StrictRoute
 from proxy.overview.endpoints import Limit, Overview, Who, json_answer, readable_run
 from proxy.overview.rewards.views import RewardFilter
@@ -46,13 +46,13 @@ async def all_rewards(
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> Response:
-    """List ledger entries, newest first, of the given run, of a run key's own run, or of all runs."""
-    if run is not None or who.kind is PrincipalKind.RUN:
-        run_id: str | None = await readable_run(run or str(who.run_id), who, overview)
-    elif who.kind is PrincipalKind.ADMIN:
-        run_id = None
-    else:
-        raise PermissionDenied(f"this needs an admin key or a run key, but yours is a {who.kind.value} key")
+    """List ledger entries, newest first, of the given run, of a run key's own run, or of all runs. The key of a
+    project must give the run."""
+    require_right(who, Right.READ)
+    asked = run or who.run_id
+    if asked is None and is_scoped(who):
+        raise InvalidRequest("a key of a project lists the rewards of one run at a time: give `run`", param="run")
+    run_id = None if asked is None else await readable_run(asked, who, overview)
     return json_answer(await overview.ledger.page(run_id, wanted, cursor=cursor, limit=limit))
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 from proxy.auth.secret import load_secret
 from proxy.auth.service import Credentials, PrincipalKind
 from proxy.database.tables import ApiKeyRow, Base
-from proxy.errors import AuthenticationFailed, Conflict, NotFound
+from proxy.errors import AuthenticationFailed, Conflict, KeyExpired, NotFound
 from proxy.sessions.opening import SessionSpec
 from proxy.settings import ConfigurationError, RunSettings
 from tests.proxy.store import Store
@@ -240,3 +240,33 @@ def test_a_damaged_secret_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"short")
     with pytest.raises(ConfigurationError, match="damaged"):
         load_secret(tmp_path)
+
+
+async def test_an_expired_key_is_refused_with_the_reason_and_not_rotated(store: Store) -> None:
+    key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id, label="guest", expires_in=60.0)
+    assert (await store.credentials.authenticate(key.text)).run_id == store.run.id
+    store.clock.now += 60.0
+    with pytest.raises(KeyExpired, match=r"^this API key expired at 1970-01-12 13:47 UTC: ask an administrator"):
+        await store.credentials.authenticate(key.text)
+    assert await store.credentials.find_valid(key.id) is None
+    with pytest.raises(Conflict, match="expired at"):
+        await store.credentials.rotate(key.id)
+
+
+async def test_a_rotated_key_lives_as_long_as_its_predecessor_did(store: Store) -> None:
+    key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id, expires_in=60.0)
+    store.clock.now += 45.0
+    rotated = await store.credentials.rotate(key.id, grace_seconds=30.0)
+    assert rotated.view.expires_at == store.clock.now + 60.0
+    store.clock.now += 20.0  # the grace period does not outlast the expiry of the old key
+    with pytest.raises(KeyExpired):
+        await store.credentials.authenticate(key.text)
+    assert (await store.credentials.authenticate(rotated.key.text)).run_id == store.run.id
+
+
+async def test_an_admin_key_that_expires_does_not_make_the_last_one_dispensable(store: Store) -> None:
+    last = await store.credentials.create(PrincipalKind.ADMIN)
+    guest = await store.credentials.create(PrincipalKind.ADMIN, expires_in=60.0)
+    with pytest.raises(Conflict, match="last admin key"):
+        await store.credentials.revoke(last.id)
+    await store.credentials.revoke(guest.id)

@@ -34,9 +34,9 @@ async def test_a_conversation_is_the_same_from_the_store_and_from_memory(world: 
         else:
             messages.append({"role": "user", "content": "And then?"})
     conversations = Conversations(world.store.database)
-    warm: RecordedAnswers = RecordedAnswers(conversations, Remembered())
+    warm: RecordedAnswers = RecordedAnswers(conversations, Remembered(), world.calls.models)
     for turn in await world.turns():
-        cold: RecordedAnswers = RecordedAnswers(conversations, Remembered(most_bytes=0))
+        cold: RecordedAnswers = RecordedAnswers(conversations, Remembered(most_bytes=0), world.calls.models)
         from_store = await cold.answered(await found(world, cold, turn.id))
         from_memory = await warm.answered(await found(world, warm, turn.id))
         assert list(from_memory) == list(from_store)
@@ -48,6 +48,6 @@ async def test_a_conversation_is_the_same_from_the_store_and_from_memory(world: 
 
 
 async def test_ids_that_are_not_of_turns_are_not_looked_up(world: World) -> None:
-    answers = RecordedAnswers(Conversations(world.store.database), Remembered())
+    answers = RecordedAnswers(Conversations(world.store.database), Remembered(), world.calls.models)
     for name in ("", "turn_", "ses_01m7zrzm1dq96rr5zq53070bmm", "turn_" + "\x00" * 26, "turn_" + "u" * 26):
         assert await answers.find(whose(world), name) is None

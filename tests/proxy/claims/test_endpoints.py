@@ -81,7 +81,7 @@ async def test_who_may_claim(trainer: TrainerClient, world: World) -> None:
 async def test_a_key_of_another_run_may_not_claim(trainer: TrainerClient, world: World) -> None:
     other = await world.runs.ensure(world.run.settings.model_copy(update={"name": "other"}))
     headers = await trainer.key(PrincipalKind.TRAINER, run_id=other.id)
-    assert (await trainer.post("/claims", WISH, headers=headers)).status_code == 403
+    assert (await trainer.post("/claims", WISH, headers=headers)).status_code == 404
 
 
 async def test_a_waiting_claim_is_answered_when_something_is_ready(trainer: TrainerClient, world: World) -> None:

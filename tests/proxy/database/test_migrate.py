@@ -61,7 +61,8 @@ def normalised_schema(path: Path) -> dict[str, list[str]]:
         "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'alembic_version'"
     ).fetchall()
     connection.close()
-    return {name: sorted(clauses(sql)) for name, sql in rows}
+    # SQLite quotes the name of a table that a migration has renamed.
+    return {name: sorted(clauses(sql.replace('"', ""))) for name, sql in rows}
 
 
 def clauses(sql: str) -> list[str]:

@@ -26,6 +26,7 @@ from proxy.overview import event_endpoints, run_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
 from proxy.overview.views import EngineView
+from proxy.projects.service import ProjectDirectory
 from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
 from proxy.settings import load_settings
@@ -102,7 +103,16 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
     )
     sign_in = SignIn(secret=SECRET, clock=clock, credentials=credentials, database=database)
     switch = RunSwitch(database, signals, clock)
-    provide(app, overview, RunDirectory(database, clock), switch, credentials, sign_in, load_settings())
+    provide(
+        app,
+        overview,
+        RunDirectory(database, clock),
+        switch,
+        credentials,
+        sign_in,
+        load_settings(),
+        ProjectDirectory(database, signals, clock),
+    )
     errors.install(app)
     add_routes(
         app,

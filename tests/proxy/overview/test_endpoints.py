@@ -40,7 +40,7 @@ async def test_the_answers_that_the_command_line_reads(site: Site, run_id: str) 
         "session_count", "open_sessions", "turn_count", "swaps", "mean_reward", "reward_count", "staleness_mean",
         "staleness_max", "tokens_per_second", "late_rewards", "revised_sessions", "inexact_share",
         "unattributed_share", "cut_share",
-        "last_activity_at", "not_learnt_because", "begun_from",
+        "last_activity_at", "not_learnt_because", "begun_from", "project",
     } == set(run)  # fmt: skip
     assert run["name"] == "calculator"
     steps = (await site.client.get("/api/v1/runs/calculator/steps", headers=admin)).json()
@@ -58,7 +58,7 @@ async def test_a_run_key_reads_its_run_and_no_other(site: Site, run_id: str, pat
     other = await site.key(PrincipalKind.RUN, other_id)
     assert (await site.client.get(path, headers=own)).status_code == 200
     refused = await site.client.get(path, headers=other)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
     assert (await site.client.get(path)).status_code == 401
 
 
@@ -112,8 +112,8 @@ async def test_a_trainer_pauses_its_own_run_with_a_reason(site: Site, run_id: st
     admin, trainer = await site.key(PrincipalKind.ADMIN), await site.key(PrincipalKind.TRAINER, run_id)
     other = await site.key(PrincipalKind.TRAINER, await add_run(site.database, name="other"))
     path = "/api/v1/runs/calculator/pause"
-    for key in (other, await site.key(PrincipalKind.RUN, run_id)):
-        assert (await site.client.post(path, headers=key)).status_code == 403
+    assert (await site.client.post(path, headers=other)).status_code == 404
+    assert (await site.client.post(path, headers=await site.key(PrincipalKind.RUN, run_id))).status_code == 403
 
     async def problems() -> list[str]:
         found: list[str] = (await site.client.get("/api/v1/health", headers=admin)).json()["problems"]

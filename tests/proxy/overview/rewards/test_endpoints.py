@@ -37,7 +37,7 @@ async def test_who_sees_which_runs_entries(site: Site) -> None:
     assert sessions(await rewards(site, f"/api/v1/rewards?session={mine}", admin)) == [mine]
     assert sessions(await rewards(site, "/api/v1/rewards", run, one)) == [mine]
     assert sessions(await rewards(site, "/api/v1/rewards?session=attempt-1", run, one)) == [mine]
-    assert (await get(site, "/api/v1/rewards?run=other", run, one)).status_code == 403
+    assert (await get(site, "/api/v1/rewards?run=other", run, one)).status_code == 404
     assert (await get(site, f"/api/v1/rewards?session={theirs}", run, one)).status_code == 404
     assert (await get(site, "/api/v1/rewards", PrincipalKind.TRAINER, one)).status_code == 403
     assert (await site.client.get("/api/v1/rewards")).status_code == 401
