@@ -127,7 +127,7 @@ class Operations:
     async def own_key(self) -> dict[str, Any]:
         return await self._get("/api/v1/keys/self")
 
-    async def create_key(self, body: Mapping[str, str]) -> dict[str, Any]:
+    async def create_key(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return await self.send("/api/v1/keys", {}, json.dumps(body).encode(), label="the new key")
 
     async def rotate_key(self, key_id: str, grace_seconds: float) -> dict[str, Any]:
