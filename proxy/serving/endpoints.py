@@ -15,6 +15,8 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from proxy.auth.access import Right, require_right
+from proxy.http.body import json_body, validated
+from proxy.http.openapi import described
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.overview.endpoints import Who, json_answer
