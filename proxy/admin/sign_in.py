@@ -18,7 +18,8 @@ from fastapi.responses import Response
 from itsdangerous import BadSignature, URLSafeSerializer
 
 from proxy.admin.repository import SignOutRepository
-from proxy.auth.service import Credentials, PrincipalKind
+from proxy.auth.access import PrincipalKind
+from proxy.auth.service import Credentials
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.errors import PermissionDenied

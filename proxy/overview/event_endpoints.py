@@ -9,11 +9,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from proxy.auth.http import require
-from proxy.auth.service import PrincipalKind
+from proxy.auth.access import Principal, Right, require_right
 from proxy.http.strict_route import StrictRoute
 from proxy.overview.endpoints import Limit, Overview, Who, json_answer, readable_run
 from proxy.overview.log.views import EventFilter
+from proxy.overview.service import OverviewService
 
 router = APIRouter(prefix="/api/v1", tags=["events"], route_class=StrictRoute)
 
@@ -31,12 +31,17 @@ async def events(
 ) -> Response:
     """List what happened, newest first.
 
-    `run` is a name or an id; the key of one run sees its own alone. `kind` is a whole kind, such as `run.created`, or
-    a domain, such as `run`.
+    `run` is a name or an id; the key of a run or a project sees the events of its runs alone. `kind` is a whole kind,
+    such as `run.created`, or a domain, such as `run`.
     """
-    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
-    wanted = run if who.run_id is None else run or str(who.run_id)
-    run_ids = None if wanted is None else (await readable_run(wanted, who, overview),)
-    return json_answer(
-        await overview.log.page(EventFilter(kind=kind or None, run_ids=run_ids), cursor=cursor, limit=limit)
-    )
+    require_right(who, Right.READ)
+    wanted = EventFilter(kind=kind or None, run_ids=await _listed_runs(run, who, overview))
+    return json_answer(await overview.log.page(wanted, cursor=cursor, limit=limit))
+
+
+async def _listed_runs(run: str | None, who: Principal, overview: OverviewService) -> tuple[str, ...] | None:
+    """Return the ids of the runs whose events are listed; None for all events."""
+    wanted = run or who.run_id
+    if wanted is not None:
+        return (await readable_run(wanted, who, overview),)
+    return None if who.project_id is None else await overview.run_ids(who.project_id)

@@ -146,6 +146,11 @@ class OverviewService:
         rows = await self._database.read(lambda connection: RunRepository(connection).all_by_age(project_id))
         return RunList(runs=tuple([await self._figures.summary(row) for row in rows]))
 
+    async def run_ids(self, project_id: str) -> tuple[str, ...]:
+        """Return the ids of a project's runs."""
+        rows = await self._database.read(lambda connection: RunRepository(connection).all_by_age(project_id))
+        return tuple(row.id for row in rows)
+
     async def run(self, name_or_id: str) -> RunSummary:
         return await self._figures.summary(await self._run_row(name_or_id))
 
