@@ -12,6 +12,17 @@ import msgspec
 from sqlalchemy import Connection
 
 from proxy.auth.access import Principal, PrincipalKind
+from proxy.auth.keys import (
+    KeyRequest,
+    KeyView,
+    NewKey,
+    RotatedKey,
+    end_of,
+    lasts,
+    principal_of,
+    successor,
+    view_of,
+)
 from proxy.auth.repository import KeyRepository, KeyRow
 from proxy.auth.users import users_of
 from proxy.bounded_cache import BoundedCache
@@ -53,50 +64,6 @@ _USE_RESOLUTION_SECONDS = 60.0
 _LOG = logger(__name__)
 
 
-class KeyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of a key to be created."""
-
-    kind: PrincipalKind
-    run_id: str | None = None
-    session_id: str | None = None
-    project_id: str | None = None
-    label: str | None = None
-    expires_at: float | None = None
-
-
-class NewKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A created key. `text` is what clients send; it is not stored, so it cannot be shown again."""
-
-    id: KeyId
-    text: str
-
-
-class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key that replaces another one, which stops working at `replaced_until`."""
-
-    key: NewKey
-    view: KeyView
-    replaced_until: float
-
-
-class KeyView(msgspec.Struct, frozen=True, kw_only=True):
-    """A key without its text. `revoked_at` may be in the future, after a rotation with a grace period. `name` is the
-    text that `label` has too, which was its only name before."""
-
-    id: KeyId
-    kind: PrincipalKind
-    run_id: str | None
-    session_id: str | None
-    project_id: str | None
-    name: str | None
-    label: str | None
-    created_at: float
-    last_used_at: float | None
-    """Up to about a minute late; None for session keys, whose use is not recorded."""
-    revoked_at: float | None
-    expires_at: float | None
-
-
 class _Known(msgspec.Struct, frozen=True):
     """A cached key, accepted until `until` without asking the store, and never after `ends_at`."""
 
@@ -128,23 +95,23 @@ class Credentials:
         try:
             row = await self._database.read(lambda connection: KeyRepository(connection).by_digest(digest))
         except StoreUnavailable:
-            if not self._outlive_store or known is None or not _lasts(known.ends_at, now):
+            if not self._outlive_store or known is None or not lasts(known.ends_at, now):
                 raise
             self._known.put(digest, _known(known.principal, known.ends_at, now + _RETRY_STORE_SECONDS))
             return known.principal
-        if row is None or not _lasts(row.revoked_at, now):
+        if row is None or not lasts(row.revoked_at, now):
             self._known.drop(digest)
             raise AuthenticationFailed("the API key is unknown or was revoked: use a valid key of this installation")
-        if not _lasts(row.expires_at, now):
+        if not lasts(row.expires_at, now):
             self._known.drop(digest)
             raise KeyExpired(
                 f"this API key expired at {_written(row.expires_at)}: ask an administrator of this installation for a"
                 " new one (`base-rl keys create`)"
             )
-        principal = _principal(row)
+        principal = principal_of(row)
         if principal.kind is not PrincipalKind.SESSION:  # thousands of keys, each for a short time
             self._used[principal.key_id] = now
-        self._known.put(digest, _known(principal, _end(row), now + _CACHED_SECONDS))
+        self._known.put(digest, _known(principal, end_of(row), now + _CACHED_SECONDS))
         return principal
 
     async def create(
@@ -227,7 +194,7 @@ class Credentials:
         """List the keys of a run, oldest first, without those of its sessions."""
         kinds = [PrincipalKind.RUN, PrincipalKind.TRAINER]
         rows = await self._database.read(lambda connection: KeyRepository(connection).of_run(run_id, kinds))
-        return [_view(row) for row in rows]
+        return [view_of(row) for row in rows]
 
     async def page(
         self,
@@ -255,17 +222,17 @@ class Credentials:
                 limit=limit,
             )
         )
-        return [_view(row) for row in rows]
+        return [view_of(row) for row in rows]
 
     async def find(self, key_id: str) -> KeyView | None:
         """Find a key by its id, whether revoked or not."""
         row = await self._database.read(lambda connection: KeyRepository(connection).by_id(key_id))
-        return None if row is None else _view(row)
+        return None if row is None else view_of(row)
 
     async def find_valid(self, key_id: str) -> Principal | None:
         """Find the holder of a key that is valid now. The store is asked, never the cache."""
         row = await self._database.read(lambda connection: KeyRepository(connection).by_id(key_id))
-        return None if row is None or not _lasts(_end(row), self._clock()) else _principal(row)
+        return None if row is None or not lasts(end_of(row), self._clock()) else principal_of(row)
 
     async def rotate(self, key_id: str, *, grace_seconds: float = 0.0) -> RotatedKey:
         """Replace a key by a new one with the same rights; the old one works for `grace_seconds` more.
@@ -282,15 +249,15 @@ class Credentials:
                 raise NotFound(f"there is no key {key_id!r}")
             if row.revoked_at is not None:
                 raise Conflict(f"the key {key_id!r} was revoked or rotated already: create a new one instead")
-            if not _lasts(row.expires_at, now):
+            if not lasts(row.expires_at, now):
                 raise Conflict(f"the key {key_id!r} expired at {_written(row.expires_at)}: create a new one instead")
-            request = _successor(row, now)
+            request = successor(row, now)
             (key,) = self.create_within(connection, [request])
             until = now + grace_seconds
             repository.revoke(key_id, until)
             created = repository.by_id(key.id)
             assert created is not None
-            return RotatedKey(key=key, view=_view(created), replaced_until=until)
+            return RotatedKey(key=key, view=view_of(created), replaced_until=until)
 
         rotated = await self._database.commit(replace)
         self._forget(key_id)
@@ -308,7 +275,7 @@ class Credentials:
             row = repository.by_id(key_id)
             if row is None:
                 raise NotFound(f"there is no key {key_id!r}")
-            is_lasting_admin = row.kind == PrincipalKind.ADMIN.value and _end(row) is None
+            is_lasting_admin = row.kind == PrincipalKind.ADMIN.value and end_of(row) is None
             if is_lasting_admin and not repository.lasting_admins(other_than=key_id):
                 raise Conflict(
                     "this is the last admin key, without which nobody could manage keys: create another one first, "
@@ -366,61 +333,14 @@ def _known(principal: Principal, ends_at: float | None, until: float) -> _Known:
     return _Known(principal, until if ends_at is None else min(until, ends_at), ends_at)
 
 
-def _lasts(ends_at: float | None, now: float) -> bool:
-    return ends_at is None or now < ends_at
-
-
-def _end(row: KeyRow) -> float | None:
-    """Return when the key stops working, by revocation or expiry; None if no end is set."""
-    return min((at for at in (row.revoked_at, row.expires_at) if at is not None), default=None)
-
-
 def _written(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _successor(row: KeyRow, now: float) -> KeyRequest:
-    """Return the request for the key that replaces the one of this row."""
-    return KeyRequest(
-        kind=PrincipalKind(row.kind),
-        run_id=row.run_id,
-        session_id=row.session_id,
-        project_id=row.project_id,
-        label=row.label,
-        expires_at=None if row.expires_at is None else now + row.expires_at - row.created_at,
-    )
 
 
 def _changes_scope(row: KeyRow, kind: PrincipalKind, run_id: str | None) -> bool:
     """Return whether a configured trainer key, valid for one run, is now for every run, or the other way round."""
     is_configured = row.label == BOOTSTRAP and row.kind == kind.value and row.revoked_at is None
     return is_configured and kind is PrincipalKind.TRAINER and (row.run_id is None) != (run_id is None)
-
-
-def _principal(row: KeyRow) -> Principal:
-    return Principal(
-        kind=PrincipalKind(row.kind),
-        key_id=KeyId(row.id),
-        run_id=row.run_id,
-        session_id=row.session_id,
-        project_id=row.project_id,
-    )
-
-
-def _view(row: KeyRow) -> KeyView:
-    return KeyView(
-        id=KeyId(row.id),
-        kind=PrincipalKind(row.kind),
-        run_id=row.run_id,
-        session_id=row.session_id,
-        project_id=row.project_id,
-        name=row.label,
-        label=row.label,
-        created_at=row.created_at,
-        last_used_at=row.last_used_at,
-        revoked_at=row.revoked_at,
-        expires_at=row.expires_at,
-    )
 
 
 def _random_text(kind: PrincipalKind) -> str:

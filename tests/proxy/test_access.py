@@ -74,9 +74,9 @@ class Installation:
 
     @property
     def endpoints(self) -> list[str]:
-        # Event streams do not end, and the metrics need no key.
+        # The event stream does not end, and the metrics need no key.
         paths = self.app.openapi()["paths"]
-        asked = [path for path in paths if not path.endswith(("/events", "/metrics"))]
+        asked = [path for path in paths if not path.endswith(("{run}/events", "/metrics"))]
         return [f"{method.upper()} {path}" for path in asked for method in paths[path]]
 
 
@@ -193,6 +193,15 @@ async def test_a_project_key_works_in_the_runs_of_its_project(installation: Inst
     listed = (await client.get("/v1/models", headers=key)).json()["data"]
     assert {model["id"].partition("@")[0] for model in listed} >= {"mine"}
     assert not any("hidden" in model["id"] for model in listed)
+
+
+async def test_a_key_sees_the_events_of_its_runs_alone(installation: Installation) -> None:
+    seen = {}
+    for key in ("viewer of project", "run", "admin"):
+        reply = await installation.client.get("/api/v1/events", headers=installation.keys[key])
+        seen[key] = {event["run_id"] for event in reply.json()["events"]}
+    assert seen["viewer of project"] == seen["run"] == {installation.own["run"]}
+    assert seen["admin"] >= {installation.own["run"], installation.hidden["run"], None}
 
 
 async def test_a_run_moves_with_its_keys(installation: Installation) -> None:

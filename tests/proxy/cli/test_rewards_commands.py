@@ -103,7 +103,7 @@ async def test_a_turn_is_rewarded_without_an_end(shell: Shell) -> None:
         (("add", "ses_none", "1"), "there is no session 'ses_none'"),
         (("add", "ses_none", "nan"), "finite"),
         (("list", "--turn", "turn_none"), "there is no turn"),
-        (("revised", "other"), "refuses the key"),
+        (("revised", "other"), "there is no run 'other'"),
     ],
 )
 async def test_mistakes_are_answered(shell: Shell, arguments: tuple[str, ...], says: str) -> None:

@@ -345,7 +345,7 @@ async def test_an_admin_key_needs_the_run_of_a_name(store: Store) -> None:
         await store.feedback.record(admin, [reward(session_id="attempt-1", run="nowhere")])
     assert unknown.value.param == "run"
     assert (await record(store, reward(session_id="attempt-1", run="policy"))).session_id == ours.id
-    with pytest.raises(PermissionDenied):
+    with pytest.raises(NotFound, match="there is no run 'elsewhere'"):
         await record(store, reward(session_id="attempt-1", run="elsewhere"))
 
 

@@ -13,7 +13,7 @@ from proxy.contract.states import Outcome, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.database.tables import EventRow, GroupRow, SessionRow
 from proxy.database.unit_of_work import Database
-from proxy.errors import InvalidRequest, NotFound, PermissionDenied
+from proxy.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from proxy.feedback.service import FeedbackItem
 from proxy.sessions.identification import AttributedBy, Name, SessionHints
 from proxy.sessions.opening import SessionSpec
@@ -130,7 +130,7 @@ async def test_an_id_of_ours_is_never_made_up(store: Store) -> None:
 
 async def test_keys_of_other_runs_and_kinds_make_no_calls(store: Store) -> None:
     elsewhere = await store.runs.ensure(RunSettings(name="elsewhere", model="base/model"))
-    with pytest.raises(PermissionDenied):
+    with pytest.raises(ModelNotFound):
         await store.sessions.identify(store.owner, elsewhere, SessionHints())
     for kind, run_id in ((PrincipalKind.TRAINER, store.run.id), (PrincipalKind.ADMIN, None)):
         with pytest.raises(PermissionDenied):
