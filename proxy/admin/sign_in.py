@@ -50,7 +50,8 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
     def sections(self) -> tuple[tuple[str, str], ...]:
         """The names and addresses of the pages that the header links."""
         if self.is_admin:
-            return ("Runs", "/admin"), ("Engines", "/admin/engines"), ("Events", "/admin/events")
+            names = ("Engines", "Jobs", "Events")
+            return ("Runs", "/admin"), *((name, f"/admin/{name.lower()}") for name in names)
         return ("Runs", "/admin"), ("Events", "/admin/events")
 
     def may_see(self, run_id: str) -> bool:

@@ -27,6 +27,10 @@ from proxy.serving.registry import EngineRegistry, described, same_address
 from proxy.serving.repository import EngineRecord, EngineRepository
 
 
+class ForceNeeded(Conflict):
+    """The change is refused because it would end service for a run or for calls under way. `force=True` makes it."""
+
+
 class EngineDirectory:
     """The engines that the proxies of this store share. Methods raise NotFound for an unknown engine, Conflict for a
     change that its state does not allow, and StoreUnavailable."""
@@ -107,7 +111,7 @@ class EngineDirectory:
             if not force and record.desired != "drained":
                 if not record.is_draining:
                     self._refuse_last(connection, record, "remove")
-                raise Conflict(
+                raise ForceNeeded(
                     f"the engine {record.name!r} is not drained: drain it with `base-rl engines drain {record.name}`"
                     " and remove it when its calls have ended, or remove it now with force"
                 )
@@ -152,7 +156,7 @@ class EngineDirectory:
             )
 
     def _refuse_last(self, connection: Connection, record: EngineRecord, what: str) -> None:
-        """Raise Conflict if a run has an engine now and would have none without this one."""
+        """Raise ForceNeeded if a run has an engine now and would have none without this one."""
         used = {each.id for each in self._registry.records}
         engines = [
             each
@@ -169,7 +173,7 @@ class EngineDirectory:
         lost = before - _placed_runs([each for each in engines if each.id != record.id], runs, ids)
         names = ", ".join(repr(run.name) for run in active if run.id in lost)
         if lost:
-            raise Conflict(
+            raise ForceNeeded(
                 f"without the engine {record.name!r} no engine would serve the run {names}: add another one first"
                 f" with `base-rl engines add`, archive the run, or {what} it all the same with force"
             )

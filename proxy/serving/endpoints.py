@@ -9,7 +9,7 @@ DELETE /api/v1/engines/{engine}            204; ?force=true even if it is not dr
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -20,7 +20,7 @@ from proxy.http.openapi import described
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.overview.endpoints import Who, json_answer
-from proxy.overview.views import EngineList
+from proxy.overview.views import EngineList, EngineView
 from proxy.runs.service import RunDirectory
 from proxy.serving.admission import EngineAdmission
 from proxy.serving.directory import EngineDirectory
@@ -63,12 +63,17 @@ async def add_engine(request: Request, who: Who, directory: Directory) -> Respon
     """Add a running engine, after checking that it is ready and fits its base model. Every proxy of the store uses it
     within its health interval; 409 if the name or the address is taken."""
     require_right(who, Right.ADMINISTRATE)
-    body = validated(NewEngineBody, await json_body(request))
+    return json_answer(await add_checked(request, directory, await json_body(request)), status=201)
+
+
+async def add_checked(request: Request, directory: EngineDirectory, value: Any) -> EngineView:
+    """Add the engine that `value` describes, a `NewEngineBody`, after checking it. Raise InvalidRequest, NotFound for
+    an unknown run, and Conflict."""
+    body = validated(NewEngineBody, value)
     url = body.url.rstrip("/")
     run = None if body.run is None else await service(request, RunDirectory).by_name_or_id(body.run)
     base_model = await service(request, EngineAdmission).base_model(url, body.base_model, run)
-    added = await directory.add(body.name, url, base_model=base_model, kind=body.kind, run=run)
-    return json_answer(added, status=201)
+    return await directory.add(body.name, url, base_model=base_model, kind=body.kind, run=run)
 
 
 @router.post("/engines/{engine}/drain")

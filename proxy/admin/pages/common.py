@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from proxy.admin.boundary import PageRoute
 from proxy.admin.sign_in import SignIn, Visitor, check_origin
-from proxy.errors import InvalidRequest, NotFound
+from proxy.errors import BaseRlError, InvalidRequest, NotFound, PermissionDenied
 from proxy.http.services import service
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunSummary
@@ -40,6 +40,15 @@ async def _visitor(request: Request, entrance: Entrance) -> Visitor:
 
 
 Guest = Annotated[Visitor, Depends(_visitor)]
+
+
+async def _administrator(visitor: Guest) -> Visitor:
+    if not visitor.is_admin:
+        raise PermissionDenied("this needs an admin key")
+    return visitor
+
+
+Administrator = Annotated[Visitor, Depends(_administrator)]
 
 
 def _own_origin(request: Request) -> None:
@@ -81,3 +90,9 @@ async def form_of(request: Request) -> dict[str, str]:
     except HTTPException as error:
         raise InvalidRequest(f"this is not a form: {error.detail}") from error
     return {name: value for name, value in form.items() if isinstance(value, str)}
+
+
+def field_errors(error: BaseRlError, fields: Collection[str]) -> dict[str, str]:
+    """Return the error's message by the form field that it is about; by an empty text if it is about none of
+    `fields`."""
+    return {error.param if error.param in fields else "": error.message}

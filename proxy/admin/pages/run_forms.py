@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from proxy.admin.pages.common import OWN_ORIGIN, Guest, form_of, page_router, visible_run
+from proxy.admin.pages.common import OWN_ORIGIN, Administrator, form_of, page_router, visible_run
 from proxy.admin.run_form import FIELDS, MORE, errors_of, merge_patch, settings_of, stored_settings, values_of
 from proxy.admin.sign_in import Visitor
 from proxy.admin.templating import render
-from proxy.errors import BaseRlError, Conflict, InvalidRequest, PermissionDenied
+from proxy.errors import BaseRlError, Conflict, InvalidRequest
 from proxy.http.services import service
 from proxy.overview.endpoints import Overview
 from proxy.overview.service import OverviewService
@@ -27,15 +27,6 @@ _BESIDE = ("name", "model", "from", "clone")
 _FIELD_NAMES = frozenset({*_BESIDE, *(field.name for field in FIELDS)})
 
 
-async def _admin(visitor: Guest) -> Visitor:
-    if not visitor.is_admin:
-        raise PermissionDenied("changing runs needs an admin key")
-    return visitor
-
-
-Admin = Annotated[Visitor, Depends(_admin)]
-
-
 def _directory(request: Request) -> RunDirectory:
     return service(request, RunDirectory)
 
@@ -45,7 +36,7 @@ Runs = Annotated[RunDirectory, Depends(_directory)]
 
 @router.get("/new-run")
 async def new_run_form(
-    visitor: Admin,
+    visitor: Administrator,
     overview: Overview,
     runs: Runs,
     clone: Annotated[str, Query(max_length=200)] = "",
@@ -62,7 +53,7 @@ async def new_run_form(
 
 
 @router.post("/new-run", dependencies=[OWN_ORIGIN])
-async def create_run(request: Request, visitor: Admin, overview: Overview, runs: Runs) -> Response:
+async def create_run(request: Request, visitor: Administrator, overview: Overview, runs: Runs) -> Response:
     """Create the run, or show the form again with the error beside its field."""
     form = await form_of(request)
     management = service(request, RunManagement)
@@ -82,14 +73,16 @@ async def create_run(request: Request, visitor: Admin, overview: Overview, runs:
 
 
 @router.get("/runs/{run}/settings")
-async def settings_form(run: str, visitor: Admin, overview: Overview, runs: Runs) -> Response:
+async def settings_form(run: str, visitor: Administrator, overview: Overview, runs: Runs) -> Response:
     view = await runs.by_name_or_id(run)
     form = values_of(stored_settings(view.settings))
     return HTMLResponse(await _form_page(visitor, overview, form, {}, of=view))
 
 
 @router.post("/runs/{run}/settings", dependencies=[OWN_ORIGIN])
-async def change_settings(run: str, request: Request, visitor: Admin, overview: Overview, runs: Runs) -> Response:
+async def change_settings(
+    run: str, request: Request, visitor: Administrator, overview: Overview, runs: Runs
+) -> Response:
     """Change the settings of a run, or show the form again with the error beside its field."""
     form = await form_of(request)
     view = await runs.by_name_or_id(run)
@@ -106,7 +99,7 @@ async def change_settings(run: str, request: Request, visitor: Admin, overview: 
 async def delete_run(
     run: str,
     request: Request,
-    visitor: Admin,
+    visitor: Administrator,
     overview: Overview,
     runs: Runs,
     confirmation: Annotated[str, Form(max_length=200)] = "",
@@ -126,7 +119,7 @@ async def delete_run(
 
 
 @router.get("/runs/{run}/delete")
-async def delete_form(run: str, visitor: Admin, overview: Overview, runs: Runs) -> Response:
+async def delete_form(run: str, visitor: Administrator, overview: Overview, runs: Runs) -> Response:
     return HTMLResponse(await _delete_page(await runs.by_name_or_id(run), visitor, overview, None))
 
 
@@ -135,12 +128,10 @@ async def switch(
     run: str,
     switch: Literal["pause", "resume", "archive", "unarchive"],
     request: Request,
-    visitor: Guest,
+    visitor: Administrator,
     overview: Overview,
 ) -> Response:
     summary = await visible_run(run, overview, visitor)
-    if not visitor.is_admin:
-        raise PermissionDenied("pausing, resuming and archiving a run needs an admin key")
     name = await getattr(service(request, RunSwitch), switch)(summary.id)
     return RedirectResponse(f"/admin/runs/{name}", status_code=303)
 

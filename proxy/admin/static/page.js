@@ -39,6 +39,11 @@
     return found ? Number(found[1]) * { s: 1, min: 60, h: 3600, d: 86400 }[found[2]] : NaN;
   };
 
+  // A refresh replaces elements: details that the visitor has opened stay open.
+  let opened = [];
+  document.addEventListener("htmx:beforeSwap", () => { opened = [...document.querySelectorAll("details[open][id]")].map((details) => details.id); });
+  document.addEventListener("htmx:afterSwap", () => { for (const id of opened) document.getElementById(id)?.setAttribute("open", ""); });
+
   updateTimes();
   setInterval(updateTimes, 1000);
   document.addEventListener("htmx:afterSettle", updateTimes);
