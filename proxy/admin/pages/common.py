@@ -95,4 +95,4 @@ async def form_of(request: Request) -> dict[str, str]:
 def field_errors(error: BaseRlError, fields: Collection[str]) -> dict[str, str]:
     """Return the error's message by the form field that it is about; by an empty text if it is about none of
     `fields`."""
-    return {error.param if error.param in fields else "": error.message}
+    return {error.param if error.param is not None and error.param in fields else "": error.message}
