@@ -33,7 +33,7 @@ RUNS = {
     EMBEDDED: tuple(RULES),
     SGLANG: ("solves", "breaks-the-call", "guesses-one-digit-even", "guesses-four-digits"),
 }
-EFFORT = Effort(sessions=960, evaluated=128)
+EFFORT = Effort(sessions=1280, evaluated=128)
 SHORT = Effort(sessions=64, evaluated=8)
 _DETERMINED_BY = ("proxy", "trainer", "benchmarks/runs", "agents_examples/calculator")
 

@@ -108,7 +108,7 @@ Runs of the calculator over one base model learn at the same time, each a LoRA a
 rule, of which at most one rewards any answer: to use the tool, to break its call, or to guess a number of a certain
 length. One engine serves all of them, one trainer (`--runs all`) trains them, and one proxy is between them, on
 two cores of an {result["machine"]["processor"]}, on {result["machine"]["date"]}: `make bench-runs`. Every run
-completes 960 sessions, 64 at a time; then 128 new sessions are scored by the rules of all runs, and not trained.
+completes 1,280 sessions, 64 at a time; then 128 new sessions are scored by the rules of all runs, and not trained.
 
 {learnt_table}
 
