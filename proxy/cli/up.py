@@ -33,6 +33,7 @@ from proxy.cli.stored_runs import chosen_run, stored_runs
 from proxy.cli.trainer_process import resolved_by_trainer, runs_of
 from proxy.engines.scripted.script import BUILT_IN, MODEL, read_script
 from proxy.settings import ConfigurationError, EngineKind, RunSettings, ServerSettings, Settings, load_settings
+from proxy.settings.urls import without_passwords
 from proxy.tokens.formats import check_tool_parser
 
 _SCRIPTED_DATA_DIR = "scripted"
@@ -74,8 +75,9 @@ async def run_up(options: UpOptions, out: Console) -> int:
     trainer = _trainer_settings(settings, options) if with_trainer else None
     if options.dry_run:
         resolved = settings.model_dump(mode="json", by_alias=True, exclude={"bootstrap", "trainer"})
-        resolved["database"]["url"] = make_url(settings.database_url).render_as_string()  # without its password
-        out.print_json(json.dumps(resolved if trainer is None else {**resolved, "trainer": trainer}))
+        resolved["database"]["url"] = make_url(settings.database_url).render_as_string()  # parsed as the driver does
+        shown = resolved if trainer is None else {**resolved, "trainer": trainer}
+        out.print_json(json.dumps(without_passwords(shown)))
         return 0
     end_on_signals()
 

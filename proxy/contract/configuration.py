@@ -1,4 +1,8 @@
-"""The layers of a configuration, read alike by proxy and trainer: a TOML file, and `BASE_RL_SECTION__KEY` over it."""
+"""The layers of a configuration, read alike by proxy and trainer: a TOML file, and `BASE_RL_SECTION__KEY` over it.
+
+`BASE_RL_SECTION__KEY_FILE` names a file that holds the value of `KEY`. Secrets are given so, because child processes
+inherit the environment and `docker inspect` shows it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,19 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT_PREFIX = "BASE_RL_"
+FILE_SUFFIX = "_FILE"
+"""The name of no setting may end like this."""
+
+# Far longer than any secret. A longer file was named by mistake, and may have no end, as a device.
+_MOST_FILE_BYTES = 65_536
 
 
 class UnreadableConfiguration(Exception):
-    """The configuration file cannot be read. The message names the file and the reason."""
+    """The configuration file, or a file that a variable names, cannot be read. The message has its path and why."""
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Return the file's sections, unchecked. Raises UnreadableConfiguration."""
+    """Return the file's sections, unchecked. Raise UnreadableConfiguration."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
@@ -28,14 +37,43 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def environment_values(environment: Mapping[str, str], section: str) -> dict[str, Any]:
-    """Return what the environment sets in `section`, as a nested mapping with keys in lower case."""
+    """Return what the environment sets in `section`, as a nested mapping with keys in lower case.
+
+    `KEY_FILE` is ignored if `KEY` is set as well. Raise UnreadableConfiguration if the file that it names cannot be
+    read, is empty, or is too large.
+    """
     prefix = f"{ENVIRONMENT_PREFIX}{section}__".upper()
+    given = {name: text for name, text in environment.items() if name.upper().startswith(prefix)}
+    set_directly = {name.upper() for name in given}
     values: dict[str, Any] = {}
     # Sorted: the result does not depend on the order in which a shell exported the variables.
-    for name, text in sorted(environment.items()):
-        if name.upper().startswith(prefix):
-            values = merge(values, nested(name[len(prefix) :].lower().split("__"), parse_value(text)))
+    for name, text in sorted(given.items()):
+        key, value = name.upper(), text
+        if key.endswith(FILE_SUFFIX):
+            key = key.removesuffix(FILE_SUFFIX)
+            # `base-rl up` gives its proxy the resolved values, beside the variables that it was started with.
+            if key in set_directly:
+                continue
+            value = _text_of(Path(text), name)
+        values = merge(values, nested(key[len(prefix) :].lower().split("__"), parse_value(value)))
     return values
+
+
+def _text_of(path: Path, variable: str) -> str:
+    """Return the text of the file that `variable` names, without the newlines at its end."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_FILE_BYTES + 1)
+        text = content.decode().rstrip("\r\n")
+    except OSError as error:
+        raise UnreadableConfiguration(f"{variable}: cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UnreadableConfiguration(f"{variable}: {path} is not UTF-8 text") from error
+    if not text:
+        raise UnreadableConfiguration(f"{variable}: {path} is empty; write the value into it")
+    if len(content) > _MOST_FILE_BYTES:
+        raise UnreadableConfiguration(f"{variable}: {path} has more than {_MOST_FILE_BYTES} bytes; name another file")
+    return text
 
 
 def parse_value(text: str) -> Any:

@@ -77,7 +77,7 @@ def serve(
     thread = threading.Thread(target=loop.run_forever, name="jobs", daemon=True)
     thread.start()
     jobs, close = asyncio.run_coroutine_threadsafe(_awaited(start()), loop).result()
-    app = celery_app(str(settings.broker), settings.queue)
+    app = celery_app(str(settings.full_broker), settings.queue)
 
     @app.task(name=TASK, ignore_result=True, throws=(AttemptFailed,))  # type: ignore[untyped-decorator]
     def run_job(job_id: str) -> str:

@@ -55,12 +55,12 @@ def build_jobs(
         observer=observer,
     )
     dispatcher = None
-    if settings.broker is not None:
+    if (broker_url := settings.full_broker) is not None:
         if reason := missing_packages("celery"):
             raise ConfigurationError(reason)
         from proxy.jobs.broker import CeleryBroker
 
-        broker = CeleryBroker(settings.broker, settings.queue)
+        broker = CeleryBroker(broker_url, settings.queue)
         dispatcher = JobDispatcher(broker, database, kinds, signals, clock)
         stack.push_async_callback(dispatcher.aclose)
     return Jobs(

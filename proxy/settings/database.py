@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PositiveFloat
+from pydantic import AfterValidator, Field, PositiveFloat, SecretStr, model_validator
 
 from proxy.settings.section import Section
+from proxy.settings.urls import has_password, with_password
 
 DEFAULT_CONNECTIONS = 6
 """Three connections write at once, and readers seldom need more than the other three. With two, the least that is
@@ -47,6 +48,8 @@ class DatabaseSettings(Section):
     url: Annotated[str, AfterValidator(_store_url)] | None = None
     """`sqlite:////path` or `postgresql://user:password@host/database`; default: SQLite at `base-rl.sqlite3` in the
     data directory."""
+    password: SecretStr | None = None
+    """PostgreSQL: the password of the URL's user, for a URL that has none."""
     synchronous: Literal["normal", "full"] | None = None
     """What a commit waits for (`docs/operating.md` has the table); default: `full` on SQLite, and the server's own
     setting on PostgreSQL."""
@@ -62,3 +65,21 @@ class DatabaseSettings(Section):
     connections: int = Field(default=DEFAULT_CONNECTIONS, ge=2, le=100)
     """PostgreSQL: most connections that this proxy opens. All its work shares them, and waits `busy_timeout_seconds`
     at most for a free one; where the server allows fewer, the proxy works with those."""
+
+    @model_validator(mode="after")
+    def _password_has_a_user(self) -> DatabaseSettings:
+        """Refuse a password that would have no effect, or that would replace the URL's own."""
+        if self.password is not None:
+            url = self.url or ""
+            has_user = url.startswith("postgresql") and urlsplit(url).netloc.rpartition("@")[0] != ""
+            if not has_user or has_password(url):
+                raise ValueError(
+                    "password: it belongs to a url with a user and without a password; write "
+                    "url = postgresql://user@host:5432/database"
+                )
+        return self
+
+    @property
+    def full_url(self) -> str | None:
+        """The URL with the password, never to be shown."""
+        return self.url if self.url is None or self.password is None else with_password(self.url, self.password)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from proxy.contract.configuration import (
@@ -50,7 +50,7 @@ class Settings(Section):
 
     @property
     def database_url(self) -> str:
-        return self.database.url or f"sqlite:///{self.server.data_dir.resolve() / 'base-rl.sqlite3'}"
+        return self.database.full_url or f"sqlite:///{self.server.data_dir.resolve() / 'base-rl.sqlite3'}"
 
     @property
     def weights_dir(self) -> Path:
@@ -63,24 +63,29 @@ def load_settings(
 ) -> Settings:
     """Read file and environment, and lay `overrides` ({section: {key: value}}, the command line's) over both.
 
-    Raises ConfigurationError with one line per wrong key.
+    Raise ConfigurationError with one line per wrong key.
     """
     _refuse_unknown_sections(os.environ)
     try:
-        values = read_config_file(config_file) if config_file is not None else {}
+        values = merge(_file_and_environment(config_file), overrides or {})
     except UnreadableConfiguration as error:
         raise ConfigurationError(str(error)) from error
-    for section in Settings.model_fields:
-        if section == run_tables.TABLES:
-            values[section] = run_tables.with_environment(values.get(section, {}), os.environ)
-        else:
-            values = merge(values, {section: given} if (given := environment_values(os.environ, section)) else {})
-    values = merge(values, overrides or {})
     try:
         return Settings.model_validate(run_tables.resolved(values))
     except ValidationError as error:
         details = [detail for detail in error.errors() if not run_tables.is_inherited(values, detail["loc"])]
         raise ConfigurationError(_lines(details)) from error
+
+
+def _file_and_environment(config_file: Path | None) -> dict[str, Any]:
+    """Return the sections of the file, with those of the environment laid over them."""
+    values = read_config_file(config_file) if config_file is not None else {}
+    for section in Settings.model_fields:
+        if section == run_tables.TABLES:
+            values[section] = run_tables.with_environment(values.get(section, {}), os.environ)
+        else:
+            values = merge(values, {section: given} if (given := environment_values(os.environ, section)) else {})
+    return values
 
 
 def opentelemetry_is_set_up() -> bool:
@@ -103,6 +108,8 @@ def as_environment(settings: Settings) -> dict[str, str]:
                 add(path, value)
             elif isinstance(value, dict | tuple):
                 environment[path] = json.dumps(value)
+            elif isinstance(value, SecretStr):
+                environment[path] = value.get_secret_value()
             elif value is not None:
                 environment[path] = str(value)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from proxy.contract.reward import NameRule, RewardRules
+from proxy.jobs.broker import celery_app
 from proxy.settings import ConfigurationError, SamplingMode, as_environment, load_settings
 
 
@@ -105,6 +107,54 @@ def test_a_database_is_named_without_its_driver(url: str, used: str) -> None:
 def test_an_unsupported_database_url_is_refused_with_advice_and_without_its_password(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"database\.url.*postgresql://user:password@host") as refused:
         load_settings(None, {"database": {"url": url}})
+    assert "hush" not in str(refused.value)
+
+
+def test_passwords_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("DATABASE__PASSWORD", "JOBS__BROKER_PASSWORD", "BOOTSTRAP__ADMIN_KEY"):
+        (tmp_path / variable).write_text(f"p@s/w:d %{variable}\n")
+        monkeypatch.setenv(f"BASE_RL_{variable}_FILE", str(tmp_path / variable))
+    given = {"database": {"url": "postgresql://me@db:5432/store"}, "jobs": {"broker": "rediss://redis:6379/1"}}
+    settings = load_settings(None, given)
+    assert settings.bootstrap.admin_key is not None
+    assert settings.bootstrap.admin_key.get_secret_value() == "p@s/w:d %BOOTSTRAP__ADMIN_KEY"
+    store = make_url(settings.database_url)
+    assert (store.username, store.password, store.host) == ("me", "p@s/w:d %DATABASE__PASSWORD", "db")
+    assert settings.jobs.full_broker is not None
+    assert celery_app(settings.jobs.full_broker, "base-rl").connection().password == "p@s/w:d %JOBS__BROKER_PASSWORD"
+    shown = settings.model_dump_json() + repr(settings)
+    assert "p@s" not in shown
+    assert "p%40s" not in shown
+    for name, value in as_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    assert load_settings(None).database_url == settings.database_url
+    assert load_settings(None).jobs == settings.jobs
+
+
+def test_a_file_that_is_missing_is_an_error_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASE_RL_RUNS__SHOP__MODEL_FILE", "/missing")
+    with pytest.raises(ConfigurationError, match=r"^BASE_RL_RUNS__SHOP__MODEL_FILE: cannot read /missing: No such"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "url"),
+    [
+        ("database", "password", None),
+        ("database", "password", "sqlite:////store.sqlite3"),
+        ("database", "password", "postgresql://db/store"),
+        ("database", "password", "postgresql://me:hush@db/store"),
+        ("database", "password", "postgresql://me@db/store?password=hush"),
+        ("jobs", "broker_password", None),
+        ("jobs", "broker_password", "redis://:hush@redis/0"),
+        ("jobs", "broker_password", "redis://redis/0?password=hush"),
+    ],
+)
+def test_a_password_without_effect_is_refused(section: str, key: str, url: str | None) -> None:
+    named = {"database": "url", "jobs": "broker"}[section]
+    given = {key: "other"} | ({named: url} if url is not None else {})
+    with pytest.raises(ConfigurationError, match=f"^{section}: {key}: it belongs to a {named} ") as refused:
+        load_settings(None, {section: given})
     assert "hush" not in str(refused.value)
 
 

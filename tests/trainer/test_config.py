@@ -133,6 +133,20 @@ def test_assignments_of_the_command_line() -> None:
         parse_assignment("batch.trajectories")
 
 
+def test_a_secret_is_read_from_a_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, name = tmp_path / "key", tmp_path / "name"
+    key.write_text("rl-secret\n")
+    name.write_text("coder\n")
+    monkeypatch.setenv("BASE_RL_TRAINER__API_KEY_FILE", str(key))
+    monkeypatch.setenv("BASE_RL_RUN__NAME_FILE", str(name))
+    settings = load_settings(file)
+    assert settings.api_key is not None
+    assert (settings.api_key.get_secret_value(), settings.run) == ("rl-secret", "coder")
+    key.unlink()
+    with pytest.raises(ConfigurationError, match=r"^BASE_RL_TRAINER__API_KEY_FILE: cannot read .*: No such file"):
+        load_settings(file)
+
+
 def test_dry_run_prints_the_resolved_configuration_without_secrets(file: Path) -> None:
     command = [sys.executable, "-m", "trainer", "--config", str(file), "--dry-run", "--set", "api_key=rl-secret"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

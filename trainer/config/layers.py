@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from proxy.contract.configuration import (
-    ENVIRONMENT_PREFIX,
     UnreadableConfiguration,
     environment_values,
     merge,
@@ -29,9 +28,11 @@ RUNS = "runs"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layers:
-    """Settings before they are validated. `below` and `above` are for all runs: those of the file, and those of
-    environment and command line. `runs` are for single runs, by the names of their sections. `named_run` is the run
-    that the trainer's own section names."""
+    """Settings before they are validated.
+
+    `below` and `above` apply to all runs: `below` comes from the file, `above` from environment and command line.
+    `runs` has the sections of single runs by name. `named_run` is the run that the trainer's own section names.
+    """
 
     below: dict[str, Any]
     above: dict[str, Any]
@@ -47,20 +48,21 @@ class Layers:
 def layered(
     config_file: Path | None, overrides: Mapping[str, Any] | None, environment: Mapping[str, str] | None
 ) -> Layers:
-    """Read the layers of a trainer's configuration. Raises ConfigurationError."""
+    """Read the layers of a trainer's configuration. Raise ConfigurationError."""
     environment = os.environ if environment is None else environment
     try:
         file = read_config_file(config_file) if config_file is not None else {}
+        defaults = _from_the_proxy(file, environment)
+        above = merge(environment_values(environment, SECTION), overrides or {})
     except UnreadableConfiguration as error:
         raise ConfigurationError(str(error)) from error
     section = file.get(SECTION, {})
     if not isinstance(section, dict):
         raise ConfigurationError(f"{SECTION}: must be a section, [{SECTION}]")
-    # Relative paths in a file are relative to it; those of environment and command line to the working directory.
+    # Relative paths in the file are relative to the file, all others to the working directory.
     if config_file is not None:
         section = anchored(section, config_file.absolute().parent)
-    below = merge(_followed(file, environment), section)
-    above = merge(environment_values(environment, SECTION), overrides or {})
+    below = merge(defaults, section)
     runs, over = below.pop(RUNS, {}), above.pop(RUNS, {})
     if isinstance(runs, dict) and isinstance(over, dict):
         runs = merge(runs, over)
@@ -75,26 +77,27 @@ def layered(
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
-    """Return `section.key=value` of the command line as a nested mapping. Raises ConfigurationError."""
+    """Return `section.key=value` of the command line as a nested mapping. Raise ConfigurationError."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise ConfigurationError(f"{text!r}: write section.key=value")
     return nested(key.split("."), parse_value(value))
 
 
-def _followed(file: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the trainer's defaults that follow from the proxy's own sections."""
+def _from_the_proxy(file: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the trainer's defaults that the proxy's sections determine. Raise UnreadableConfiguration."""
 
-    def proxy_value(section: str, key: str) -> Any:
+    def values_of(section: str) -> dict[str, Any]:
         in_file = file.get(section)
-        default = in_file.get(key) if isinstance(in_file, dict) else None
-        return environment.get(f"{ENVIRONMENT_PREFIX}{section}__{key}".upper(), default)
+        return merge(in_file if isinstance(in_file, dict) else {}, environment_values(environment, section))
 
+    run, server = values_of("run"), values_of("server")
     values: dict[str, Any] = {}
-    for section, key, ours in (("run", "name", "run"), ("server", "public_url", "proxy_url")):
-        if (value := proxy_value(section, key)) is not None:
-            values[ours] = value
-    if (data_dir := proxy_value("server", "data_dir")) is not None:
+    if (name := run.get("name")) is not None:
+        values["run"] = name
+    if (url := server.get("public_url")) is not None:
+        values["proxy_url"] = url
+    if (data_dir := server.get("data_dir")) is not None:
         for section, folder in (("weights", "weights"), ("metrics", "metrics"), ("profile", "profiles")):
-            values[section] = {"directory": str(Path(data_dir) / folder)}
+            values[section] = {"directory": str(Path(str(data_dir)) / folder)}
     return values

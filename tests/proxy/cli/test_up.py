@@ -41,6 +41,22 @@ async def test_a_model_for_a_script_needs_no_weights(tmp_path: Path) -> None:
     assert resolved["server"]["data_dir"] == str(tmp_path / "d")
 
 
+async def test_a_dry_run_shows_no_password() -> None:
+    resolved = await dry(
+        {
+            "engine": {"kind": "scripted"},
+            "database": {"url": "sqlite:////nowhere/store.sqlite3?password=hush"},
+            "jobs": {"broker": "redis://me:hush@redis:6379/0?ssl_password=hush&timeout=3"},
+            "engines": {"far": {"url": "http://me:hu@sh@far:30000/path@x"}},
+        }
+    )
+    assert resolved["jobs"]["broker"] == "redis://me:***@redis:6379/0?ssl_password=***&timeout=3"
+    assert resolved["engines"]["far"]["url"] == "http://me:***@far:30000/path@x"
+    assert "hush" not in json.dumps(resolved)
+    given = {"jobs": {"broker": "redis://redis/0", "broker_password": "hush"}, "engine": {"kind": "scripted"}}
+    assert "hush" not in json.dumps(await dry(given))
+
+
 @pytest.mark.parametrize(
     ("options", "says"), [({"trainer": True}, "--trainer: .*no weights"), ({"seed": 1}, "--seed: .*draws nothing")]
 )
