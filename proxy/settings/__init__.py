@@ -11,6 +11,7 @@ from proxy.settings.database import DEFAULT_CONNECTIONS, DatabaseSettings
 from proxy.settings.engine import EngineKind, EngineSettings, NamedEngineSettings
 from proxy.settings.jobs import JobSettings
 from proxy.settings.loading import Settings, as_environment, describe, load_settings, opentelemetry_is_set_up
+from proxy.settings.outbound import OutboundSettings
 from proxy.settings.projects import DEFAULT_PROJECT, ProjectName
 from proxy.settings.rewards import RewardNumber, RewardSettings
 from proxy.settings.run import (
@@ -36,6 +37,7 @@ __all__ = [
     "JobSettings",
     "LimitSettings",
     "NamedEngineSettings",
+    "OutboundSettings",
     "ProjectName",
     "ReasoningParserName",
     "RedactionRuleName",

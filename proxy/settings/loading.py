@@ -22,6 +22,7 @@ from proxy.settings import runs as run_tables
 from proxy.settings.database import DatabaseSettings
 from proxy.settings.engine import EngineName, EngineSettings, NamedEngineSettings
 from proxy.settings.jobs import JobSettings
+from proxy.settings.outbound import OutboundSettings
 from proxy.settings.run import RunSettings
 from proxy.settings.section import ConfigurationError, Section
 from proxy.settings.server import BootstrapSettings, RequestSettings, ServerSettings
@@ -35,6 +36,7 @@ class Settings(Section):
     bootstrap: BootstrapSettings = BootstrapSettings()
     database: DatabaseSettings = DatabaseSettings()
     jobs: JobSettings = JobSettings()
+    outbound: OutboundSettings = OutboundSettings()
     engine: EngineSettings = EngineSettings()
     engines: dict[EngineName, NamedEngineSettings] = Field(default_factory=dict)
     run: RunSettings = RunSettings()
@@ -113,7 +115,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
             elif value is not None:
                 environment[path] = str(value)
 
-    for name in ("server", "requests", "database", "jobs", "engine", "run"):
+    for name in ("server", "requests", "database", "jobs", "outbound", "engine", "run"):
         add(f"{ENVIRONMENT_PREFIX}{name.upper()}", getattr(settings, name))
     # One variable: names of runs may have characters and capitals that a variable's name cannot have.
     # `project` is no part of a run's stored settings, so a dump leaves it out.

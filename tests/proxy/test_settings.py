@@ -43,6 +43,9 @@ def test_command_line_beats_environment_beats_file_beats_default(
         ("[run]\nlease_seconds = 0\n", "run.lease_seconds"),
         ("[run.limits]\ncalls_per_minute = 0\n", "run.limits.calls_per_minute"),
         ("[run.limits]\nburst_seconds = 61\n", "run.limits.burst_seconds"),
+        ("[outbound]\nallow = ['10.0.0.300']\n", "outbound.allow"),
+        ("[outbound]\nallow = ['10.0.0.1/8']\n", "outbound.allow"),
+        ("[outbound]\nallow = ['https://hooks.internal']\n", "outbound.allow"),
     ],
 )
 def test_a_wrong_key_in_the_file_is_named(tmp_path: Path, text: str, key: str) -> None:
