@@ -45,6 +45,7 @@ from proxy.steps import endpoints as step_endpoints
 from proxy.tokens.formats import check_tool_parser
 from proxy.transfer import endpoints as transfer_endpoints
 from proxy.versions import endpoints as policy_endpoints
+from proxy.versions import steering_endpoints
 
 _MIB = 1 << 20
 # Largest default bound on the bodies in work, for machines with much memory.
@@ -166,6 +167,7 @@ def create_app(
         claim_endpoints.router,
         step_endpoints.router,
         policy_endpoints.router,
+        steering_endpoints.router,
         keeping_endpoints.router,
         transfer_endpoints.router,
         overview_endpoints.router,

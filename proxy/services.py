@@ -46,6 +46,7 @@ from proxy.turns.service import TrajectoryStore
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.retention import WeightRetention
 from proxy.versions.service import VersionService
+from proxy.versions.steering import VersionSteering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ class Services:
     steps: StepService
     versions: VersionService
     weight_retention: WeightRetention
+    version_steering: VersionSteering
     transfer: TransferService
     erasing: EraseService
     retention: RetentionService
@@ -214,6 +216,7 @@ async def build_services(
         steps=StepService(database=database),
         versions=VersionService(database=database, clock=clock, signals=signals, inspector=inspector),
         weight_retention=WeightRetention(database=database, clock=clock, signals=signals),
+        version_steering=VersionSteering(database=database, clock=clock, signals=signals),
         transfer=TransferService(
             database=database, clock=clock, signals=signals, pseudonyms_of=credentials.pseudonyms_of
         ),

@@ -28,6 +28,7 @@ from proxy.cli.runs_commands import runs_app
 from proxy.cli.sessions_commands import sessions_app
 from proxy.cli.steps_commands import steps_app
 from proxy.cli.train_commands import train
+from proxy.cli.versions_commands import versions_app
 
 if TYPE_CHECKING:
     from proxy.cli.operations import Operations
@@ -63,6 +64,7 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(engines_app, name="engines")
 app.add_typer(sessions_app, name="sessions")
 app.add_typer(steps_app, name="steps")
+app.add_typer(versions_app, name="versions")
 app.add_typer(claims_app, name="claims")
 app.add_typer(keys_app, name="keys")
 app.add_typer(rewards_app, name="rewards")

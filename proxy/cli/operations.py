@@ -120,6 +120,14 @@ class Operations:
     async def remove_engine(self, name: str, *, force: bool) -> None:
         await self._ask("DELETE", _engine_path(name) + ("?force=true" if force else ""))
 
+    async def versions(self, run: str) -> dict[str, Any]:
+        return await self._get(f"{_path_of(run)}/versions")
+
+    async def change_versions(self, run: str, change: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Make one of the changes `N/pin`, `unpin`, `rollback` and `N/reject`."""
+        content = json.dumps(body).encode()
+        return await self.send(f"{_path_of(run)}/versions/{change}", {}, content, label=f"versions of the run {run}")
+
     async def keys(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return keys, newest first. `wanted` are the filters of GET /api/v1/keys."""
         return await self._list(f"/api/v1/keys?{urlencode(wanted)}", "keys")

@@ -63,7 +63,7 @@ def draw_step(view: dict[str, Any]) -> Iterator[RenderableType]:
     origin = "the base model" if parent is None else f"made from v{parent}"
     yield Text(f"version {step['version']} of {view['run']}, {step['state']}, {origin}")
     if step["rejected_because"] is not None:
-        yield Text(f"rejected: {step['rejected_because']}", style="red")
+        yield Text(f"{step['state'].replace('_', ' ')}: {step['rejected_because']}", style="red")
     if view["rewards_revised"]:
         yield Text(f"{view['rewards_revised']} of its trajectories have other rewards now", style="bold yellow")
     yield _facts(view)

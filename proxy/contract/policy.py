@@ -14,12 +14,14 @@ from proxy.contract.identifiers import RunId
 
 class VersionState(StrEnum):
     """The life of a version, from its commit to its retirement. A `rejected` version is never served (again): its
-    files are damaged, or engines died while loading or serving it."""
+    files are damaged, engines died while loading or serving it, or somebody rejected it. A `rolled_back` version is
+    sound, but somebody took the run back to one before it."""
 
     COMMITTED = "committed"
     SERVING = "serving"
     RETIRED = "retired"
     REJECTED = "rejected"
+    ROLLED_BACK = "rolled_back"
 
 
 class WeightsFormat(StrEnum):

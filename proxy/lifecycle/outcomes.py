@@ -211,7 +211,7 @@ def _why_excluded(standing: SessionStanding) -> str:
     if standing.is_erased:
         return "It was erased before it was trained."
     if standing.is_held_back:
-        return "It was imported to be looked at, not to be trained."
+        return "It is left out of training: imported only to be looked at, or from a version that was rolled back."
     if standing.purpose is Purpose.EVAL:
         return "Its purpose is eval: recorded and scored, never trained."
     if standing.turn_count == 0:

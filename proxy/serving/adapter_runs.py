@@ -96,7 +96,7 @@ class AdapterController(RunController):
         info = await self._ask()
         if info is None:
             return
-        target = await self._records.read_target()
+        target = await self._read_target()
         if (problem := await self._problem(info, target)) is not None:
             await self._health.report_lost(problem)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
@@ -83,6 +84,8 @@ class RunController(ABC):
         self.place = EnginePlace(setup.engine, setup.load)
         self.alert: str | None = None
         """Why the newest version must not be served from this engine, although an older one may be."""
+        self.wanted: tuple[float, int] | None = None
+        """Loop time of the last look at the store, and the version that it wanted engines to serve."""
         self._engine = setup.engine
         self._run_id = run_id
         self._lease = setup.lease
@@ -163,6 +166,12 @@ class RunController(ABC):
         if info is not None:
             self.place.load.slots.fit(info.max_running)
         return info
+
+    async def _read_target(self) -> Target:
+        """Return the version that the engine should serve. Raises StoreUnavailable."""
+        target = await self._records.read_target()
+        self.wanted = (asyncio.get_running_loop().time(), target.version)
+        return target
 
     async def _may_load(self, target: Target) -> bool:
         """Return whether the target's files are good. While their check runs, they are not; its end wakes the

@@ -1,8 +1,8 @@
 """Several engines for several runs: which engine serves which run, and which takes the next call.
 
 The pool reads the engines and the active runs every health interval and places the runs (`placement`). Each run has
-one controller per engine that serves it. A call goes to an engine that holds the newest version that any engine of
-the run serves: an engine that is behind takes no call until it has caught up.
+one controller per engine that serves it. A call goes to an engine that holds the version which the run should serve,
+or the newest while no engine has that one: an engine that is behind takes no call until it has caught up.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from proxy.serving.adapter_runs import AdapterController
 from proxy.serving.controller import NO_OBSERVER, ControllerSetup, RunController, SwapObserver
 from proxy.serving.leases import EngineLease
 from proxy.serving.member import PooledEngine
-from proxy.serving.older_versions import OlderVersions, ranges
+from proxy.serving.older_versions import OlderVersions
 from proxy.serving.placement import PlaceableEngine, PlaceableRun, place_runs
 from proxy.serving.reconciler import SwapController
 from proxy.serving.registry import EngineRegistry
 from proxy.serving.repository import EngineRecord, EngineReport
-from proxy.serving.routing import choose_engine
+from proxy.serving.routing import choose_engine, served_version
 from proxy.serving.views import engine_view
 from proxy.settings import ConfigurationError, EngineSettings
 from proxy.versions.inspector import WeightsInspector
+from proxy.versions.numbers import ranges
 from proxy.versions.repository import VersionRepository
 
 _LOG = logger(__name__)
@@ -156,12 +157,13 @@ class EnginePool:
         return run_id in self._serving
 
     def serving(self, run_id: RunId) -> int | None:
-        """Return the newest version of the run that an engine serves; None while none does."""
+        """Return the version for new calls of the run: the one that engines should serve, once one of them does, and
+        until then the newest that one of them serves. None while none serves any."""
         controllers = self._serving.get(run_id, ())
         if len(controllers) == 1:
             return controllers[0].version
-        versions = [each.version for each in controllers if each.version is not None]
-        return max(versions, default=None)
+        held = [each.version for each in controllers if each.version is not None]
+        return served_version(held, [each.wanted for each in controllers if each.wanted is not None])
 
     def find_place(self, run_id: RunId, session_id: str | None = None) -> EnginePlace | None:
         """Return the engine for the session's next call; None while no engine serves the run."""

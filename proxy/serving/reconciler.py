@@ -41,11 +41,8 @@ class SwapController(RunController):
         if self._loader.may_be_paused and not await self._resume():
             await self._health.report_lost("generation is paused and cannot be resumed")
             return
-        loaded = self._health.version = self._health.version_in(info)
-        target = await self._records.read_target()
-        if loaded is not None and loaded > target.version:
-            # The store was reset to an earlier state and does not know this version.
-            loaded = self._health.version = None
+        target = await self._read_target()
+        loaded = self._health.version = await self._usable_version(info, target)
         if (problem := await self._base_model.problem(info, target.base_model)) is not None:
             await self._health.report_lost(problem)
             return
@@ -57,6 +54,13 @@ class SwapController(RunController):
             await self._health.report_lost("the engine holds no version of this run")
             return
         await self._report(loaded, target, swap_seconds=self._swap_seconds)
+
+    async def _usable_version(self, info: EngineInfo, target: Target) -> int | None:
+        """Return the version of the run that the engine holds; None if it holds none that calls may get."""
+        loaded = self._health.version_in(info)
+        if loaded is None or loaded <= target.version or await self._records.may_serve(loaded):
+            return loaded
+        return None  # rejected, or the store was reset to an earlier state and does not know it
 
     def _must_wait(self) -> bool:
         """Return whether another proxy changes the engine now, or has calls there whose run would change."""
@@ -76,7 +80,7 @@ class SwapController(RunController):
             info = await self._ask()
             if info is None:
                 return self._health.version
-            self._health.version = self._health.version_in(info)
+            self._health.version = await self._usable_version(info, target)
             if self._health.version == target.version:
                 return target.version
             return await self._swap(target, info)
@@ -93,7 +97,7 @@ class SwapController(RunController):
             is_refusal = isinstance(error, EngineFailed)
             await self._faults.load_failed(target.version, reason, is_version_at_fault=is_refusal)
             after = await self._ask()
-            self._health.version = None if after is None else self._health.version_in(after)
+            self._health.version = None if after is None else await self._usable_version(after, target)
             return self._health.version
         self._faults.load_succeeded()
         if self._loader.may_be_paused:

@@ -51,15 +51,21 @@ class ServingRecords:
         self._run_id = run_id
 
     async def read_target(self) -> Target:
-        """Return the run's head version."""
-        run, head = await self._database.read(lambda connection: VersionRepository(connection).head(self._run_id))
+        """Return the run's pinned version, or its head."""
+        run, row = await self._database.read(lambda connection: VersionRepository(connection).target(self._run_id))
         return Target(
-            run.head_version,
+            row.version,
             run.base_model,
-            weights_of(head),
+            weights_of(row),
             run.serving_version,
-            int(head.engine_deaths),
-            None if head.probe is None else msgspec.convert(head.probe, Probe),
+            int(row.engine_deaths),
+            None if row.probe is None else msgspec.convert(row.probe, Probe),
+        )
+
+    async def may_serve(self, version: int) -> bool:
+        """Return whether the store knows the version and it is not rejected."""
+        return await self._database.read(
+            lambda connection: VersionRepository(connection).may_serve(self._run_id, version)
         )
 
     async def record_served(self, version: int, *, previous: int, swap_seconds: float | None) -> None:

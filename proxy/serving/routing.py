@@ -20,6 +20,17 @@ _BUSY_FACTOR = 1.25
 _BUSY_TOKENS = 4096
 
 
+def served_version(held: Sequence[int], wanted: Sequence[tuple[float, int]]) -> int | None:
+    """Return the version that new calls get: of the versions that engines hold, the wanted one, or the newest while
+    no engine holds that one; None if engines hold none.
+
+    `wanted` has the time of each engine's last look at the store, and the version that the store wanted then.
+    """
+    # The last look counts: after a rollback an older version is wanted, and who has not looked since wants the newer.
+    version = max(wanted)[1] if wanted else None
+    return version if version in held else max(held, default=None)
+
+
 def rank(session_id: str, engine: str) -> bytes:
     """Return the rank of an engine for a session; the highest is the session's own engine."""
     return blake2b(f"{session_id}\0{engine}".encode(), digest_size=8).digest()

@@ -3,7 +3,8 @@
     GET  /api/v1/runs/{run}/head        Head, in MessagePack: the version to train from; 410 if the run is archived
     POST /api/v1/runs/{run}/versions    CommitRequest → CommitReply, in MessagePack; 409 if the head has moved or a
                                         lease has expired
-    GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…]}, in JSON, newest first
+    GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…], "head", "serving", "pinned"}, in JSON, newest
+                                        first
     POST /api/v1/runs/{run}/versions/prune
                                         PruneRequest → PruneReply, in MessagePack: the weights that may be deleted
 
@@ -26,6 +27,7 @@ from proxy.runs.http import trained_run, trainers_run
 from proxy.runs.served import ServedRuns
 from proxy.versions.retention import WeightRetention
 from proxy.versions.service import VersionService
+from proxy.versions.steering import VersionSteering
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["trainer"], route_class=StrictRoute)
 
@@ -64,6 +66,9 @@ async def prune(request: Request, run: str) -> Response:
 
 @router.get("/versions")
 async def versions(request: Request, run: str) -> JSONResponse:
-    """Return all versions, newest first."""
-    listed = await versions_of(request).list_(await trainers_run(request, run, Right.READ_TRAINING))
-    return JSONResponse({"versions": msgspec.to_builtins(listed)})
+    """Return all versions, newest first, and which of them is the head, which serves and which is pinned."""
+    of_run = await trainers_run(request, run, Right.READ_TRAINING)
+    listed = await versions_of(request).list_(of_run)
+    standing = await service(request, VersionSteering).standing(of_run)
+    which = {"head": standing.head, "serving": standing.serving, "pinned": standing.pinned}
+    return JSONResponse({"versions": msgspec.to_builtins(listed), **which})

@@ -11,6 +11,7 @@ from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
 from proxy.log import logger
 from proxy.versions.repository import VersionRepository
+from proxy.versions.withdrawal_repository import WithdrawalRepository
 
 DEATHS_TO_REJECT = 2
 """More than one, because a single death may have any cause: no memory left, or somebody killed the engine."""
@@ -38,11 +39,11 @@ class Rejections:
         now = self._clock()
 
         def reject(connection: Connection) -> int | None:
-            repository = VersionRepository(connection)
-            repository.run(self._run_id, lock=True)
-            if not repository.reject(self._run_id, version, reason, now=now):
+            versions = VersionRepository(connection)
+            versions.run(self._run_id, lock=True)
+            if not WithdrawalRepository(connection).reject(self._run_id, version, reason, now=now):
                 return None
-            head = repository.run(self._run_id).head_version
+            head = versions.run(self._run_id).head_version
             data = {"version": version, "reason": reason, "head": head}
             append_event(connection, run_id=self._run_id, kind="version.rejected", data=data, now=now)
             return int(head)
@@ -78,18 +79,20 @@ class Rejections:
     async def engine_survived(self, version: int) -> None:
         """Clear the version's deaths: an engine has lived with it, so they had other causes."""
         await self._database.commit(
-            lambda connection: VersionRepository(connection).forget_deaths(self._run_id, version)
+            lambda connection: WithdrawalRepository(connection).forget_deaths(self._run_id, version)
         )
 
     async def _recently_rejected(self) -> int | None:
         since = self._clock() - _ANOTHER_CAUSE_SECONDS
         return await self._database.read(
-            lambda connection: VersionRepository(connection).rejected_for_deaths(
+            lambda connection: WithdrawalRepository(connection).rejected_for_deaths(
                 self._run_id, since=since, deaths=DEATHS_TO_REJECT
             )
         )
 
     async def _count(self, version: int, deaths_before: int) -> int:
         return await self._database.commit(
-            lambda connection: VersionRepository(connection).count_death(self._run_id, version, before=deaths_before)
+            lambda connection: WithdrawalRepository(connection).count_death(
+                self._run_id, version, before=deaths_before
+            )
         )

@@ -30,8 +30,9 @@ from proxy.database.tables import (
 from proxy.errors import Conflict
 from proxy.lifecycle.lifecycle import settle
 
-_SERVABLE = (PolicyVersionRow.state != VersionState.REJECTED.value) & PolicyVersionRow.weights_removed_at.is_(None)
-_ENDED = (VersionState.RETIRED.value, VersionState.REJECTED.value)
+SERVABLE = (PolicyVersionRow.state != VersionState.REJECTED.value) & PolicyVersionRow.weights_removed_at.is_(None)
+WITHDRAWN = (VersionState.REJECTED.value, VersionState.ROLLED_BACK.value)
+_ENDED = (VersionState.RETIRED.value, *WITHDRAWN)
 
 
 def storable(value: Any) -> Any:
@@ -53,9 +54,11 @@ class VersionRepository:
         self._connection = connection
 
     def run(self, run_id: str, *, lock: bool = False) -> AnyRow:
-        """Return name, base model, head and serving version. With `lock`, nobody else claims or commits meanwhile."""
-        statement = select(RunRow.name, RunRow.base_model, RunRow.head_version, RunRow.serving_version)
-        statement = statement.where(RunRow.id == run_id)
+        """Return name, base model, head, serving and pinned version. With `lock`, nobody else claims or commits
+        meanwhile."""
+        statement = select(
+            RunRow.name, RunRow.base_model, RunRow.head_version, RunRow.serving_version, RunRow.pinned_version
+        ).where(RunRow.id == run_id)
         # `key_share` locks the row FOR NO KEY UPDATE, so that sessions and turns of the run can be inserted
         # meanwhile.
         return self._connection.execute(statement.with_for_update(key_share=True) if lock else statement).one()
@@ -64,6 +67,18 @@ class VersionRepository:
         """Return the run and its head version, both read in this transaction."""
         run = self.run(run_id)
         return run, self.version(run_id, run.head_version)
+
+    def target(self, run_id: str) -> tuple[AnyRow, AnyRow]:
+        """Return the run and the version that engines should serve, both read in this transaction."""
+        run = self.run(run_id)
+        return run, self.version(run_id, run.head_version if run.pinned_version is None else run.pinned_version)
+
+    def find(self, run_id: str, version: int) -> AnyRow | None:
+        """Return a version; None if the run has none of this number."""
+        statement = select(PolicyVersionRow.__table__).where(
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version
+        )
+        return self._connection.execute(statement).one_or_none()
 
     def version(self, run_id: str, version: int) -> AnyRow:
         statement = select(PolicyVersionRow.__table__).where(
@@ -80,61 +95,14 @@ class VersionRepository:
         statement = select(func.max(PolicyVersionRow.version)).where(PolicyVersionRow.run_id == run_id)
         return int(self._connection.execute(statement).scalar_one())
 
-    def reject(self, run_id: str, version: int, reason: str, *, now: float) -> bool:
-        """Mark a version as rejected, and make the newest good version with weights the head. Return False if it was
-        rejected before. Version 0 is never rejected, because it is the base model."""
-        statement = (
-            update(PolicyVersionRow)
-            .where(
-                PolicyVersionRow.run_id == run_id,
-                PolicyVersionRow.version == version,
-                PolicyVersionRow.version > 0,
-                PolicyVersionRow.state != VersionState.REJECTED.value,
-            )
-            .values(state=VersionState.REJECTED.value, rejected_because=reason, rejected_at=now)
+    def may_serve(self, run_id: str, version: int) -> bool:
+        """Return whether the store knows the version and it is not rejected: an engine may answer calls with it until
+        it has loaded another one."""
+        statement = select(PolicyVersionRow.state).where(
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version
         )
-        if not self._connection.execute(statement).rowcount:
-            return False
-        good = select(func.max(PolicyVersionRow.version)).where(
-            PolicyVersionRow.run_id == run_id,
-            PolicyVersionRow.state != VersionState.REJECTED.value,
-            PolicyVersionRow.weights_removed_at.is_(None),
-        )
-        head = self._connection.execute(good).scalar_one()
-        self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=head))
-        return True
-
-    def count_death(self, run_id: str, version: int, *, before: int) -> int:
-        """Count the death of an engine with this version if the count is still `before`; return the count."""
-        # Compare and set: several proxies may see one death, and only the first of them counts it.
-        of_version = (PolicyVersionRow.run_id == run_id) & (PolicyVersionRow.version == version)
-        self._connection.execute(
-            update(PolicyVersionRow)
-            .where(of_version, PolicyVersionRow.engine_deaths == before)
-            .values(engine_deaths=before + 1)
-        )
-        statement = select(PolicyVersionRow.engine_deaths).where(of_version)
-        return int(self._connection.execute(statement).scalar_one())
-
-    def rejected_for_deaths(self, run_id: str, *, since: float, deaths: int) -> int | None:
-        """Return the newest version that was rejected at `since` or later and of which at least `deaths` engines
-        died; None if there is none."""
-        statement = select(func.max(PolicyVersionRow.version)).where(
-            PolicyVersionRow.run_id == run_id,
-            PolicyVersionRow.state == VersionState.REJECTED.value,
-            PolicyVersionRow.rejected_at >= since,
-            PolicyVersionRow.engine_deaths >= deaths,
-        )
-        version: int | None = self._connection.execute(statement).scalar_one()
-        return version
-
-    def forget_deaths(self, run_id: str, version: int) -> None:
-        """Set a version's count of engine deaths to 0."""
-        self._connection.execute(
-            update(PolicyVersionRow)
-            .where(PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version)
-            .values(engine_deaths=0)
-        )
+        state = self._connection.execute(statement).scalar_one_or_none()
+        return state is not None and state != VersionState.REJECTED.value
 
     def committed_as(self, run_id: str, claim_ids: Sequence[ClaimId], sha256: str) -> int | None:
         """Return the version that exactly these claims created with these weights; None without one."""
@@ -262,13 +230,13 @@ class VersionRepository:
     def servable(self, run_id: str, version: int) -> AnyRow | None:
         """Find a version that is not rejected and whose weights were not removed."""
         statement = select(PolicyVersionRow.__table__).where(
-            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version, _SERVABLE
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version, SERVABLE
         )
         return self._connection.execute(statement).one_or_none()
 
     def servable_versions(self, run_id: str) -> list[int]:
         """Return all versions that `servable` finds."""
-        statement = select(PolicyVersionRow.version).where(PolicyVersionRow.run_id == run_id, _SERVABLE)
+        statement = select(PolicyVersionRow.version).where(PolicyVersionRow.run_id == run_id, SERVABLE)
         return sorted(self._connection.execute(statement).scalars())
 
     def note_asked(self, run_id: str, version: int, *, now: float) -> None:
@@ -335,7 +303,7 @@ class VersionRepository:
         )
         self._connection.execute(
             update(PolicyVersionRow)
-            .where(of_run, PolicyVersionRow.version == version, PolicyVersionRow.state != VersionState.REJECTED.value)
+            .where(of_run, PolicyVersionRow.version == version, PolicyVersionRow.state.not_in(WITHDRAWN))
             .values(
                 state=VersionState.SERVING.value,
                 served_at=case((PolicyVersionRow.served_at.is_(None), now), else_=PolicyVersionRow.served_at),

@@ -33,8 +33,8 @@ class WeightRetention:
     async def prune(self, run: RunView, request: PruneRequest) -> PruneReply:
         """Mark the present versions older than the newest `keep`, and return all present ones that are marked.
 
-        The head, the serving version, version 0, and versions from which other runs begin are never marked, and a
-        mark is never removed. Raises InvalidRequest.
+        The head, the serving and the pinned version, version 0, and versions from which other runs begin are never
+        marked, and a mark is never removed. Raises InvalidRequest.
         """
         if request.keep < 1:
             raise InvalidRequest(f"keep is 1 or more, not {request.keep}", param="keep")
@@ -48,7 +48,7 @@ class WeightRetention:
             newest_to_remove = row.head_version - request.keep
             uris = dict(repository.weights_at(run.id, request.present))
             # A version 0 with weights has those of another run, whose trainer alone removes them.
-            needed = {0, row.head_version, row.serving_version, *repository.begun_from(run.id)}
+            needed = {0, row.head_version, row.serving_version, row.pinned_version, *repository.begun_from(run.id)}
             old = [version for version in uris.values() if version <= newest_to_remove and version not in needed]
             marked = repository.mark_removed(run.id, old, now=now)
             if marked:

@@ -25,9 +25,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     """A version as the API lists it. `weights` is None for the base model; times are seconds since the epoch. After
-    `weights_removed_at` its files may be deleted to save space. `rejected_because` is the reason why it is not
-    served. `begun_from` is the version of another run that has the weights of version 0, if the run began from
-    one."""
+    `weights_removed_at` its files may be deleted to save space. `rejected_because` is the reason why it was rejected
+    or rolled back. `begun_from` is the version of another run that has the weights of version 0, if the run began
+    from one."""
 
     version: int
     parent: int | None

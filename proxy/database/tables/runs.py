@@ -37,7 +37,7 @@ class ProjectRow(Base):
 
 class RunRow(Base):
     """A policy being trained. `head_version` is the version that the trainer continues from, `serving_version` the
-    one that the engines serve (`serving/reconciler.py`)."""
+    one that the engines serve (`serving/reconciler.py`): the head, or `pinned_version` if the run is pinned."""
 
     __tablename__ = "runs"
 
@@ -50,6 +50,7 @@ class RunRow(Base):
     config: Mapped[Json]
     head_version: Mapped[int] = mapped_column(Integer)
     serving_version: Mapped[int] = mapped_column(Integer)
+    pinned_version: Mapped[int | None] = mapped_column(Integer)
     # No foreign key: SQLite adds none to a table that exists. `runs/beginnings.py` and the deletion of runs see to it
     # that the version is there.
     begun_from_run_id: Mapped[str | None] = mapped_column(Identifier)

@@ -126,7 +126,8 @@ class SessionRow(Base):
     origin: Mapped[str | None] = mapped_column(Identifier)
     """The id of an imported session in the store that it was exported from."""
     held_back: Mapped[bool] = mapped_column(Boolean, server_default=text("false"))
-    """Imported but not for training: excluded, whatever its rewards."""
+    """Excluded from training, whatever its rewards: imported but not for training, or answered by a version that was
+    rolled back."""
 
 
 class SessionUserRow(Base):

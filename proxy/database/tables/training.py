@@ -60,8 +60,8 @@ class ClaimedSessionRow(Base):
 
 
 class PolicyVersionRow(Base):
-    """A policy version. `state`: committed | serving | retired | rejected. Version 0 is the base model, without
-    weights of its own, or has the weights of another run's version, from which the run began."""
+    """A policy version. `state`: committed | serving | retired | rejected | rolled_back. Version 0 is the base model,
+    without weights of its own, or has the weights of another run's version, from which the run began."""
 
     # The primary key makes a version's successor unique: of two commits on the same parent, one fails.
 
@@ -81,6 +81,7 @@ class PolicyVersionRow(Base):
     """SHA-256 of every file by path; null for versions older than this column."""
     rejected_because: Mapped[str | None] = mapped_column(Text)
     rejected_at: Mapped[float | None] = mapped_column(Float)
+    """The reason and the time of the rejection, or of the rollback."""
     engine_deaths: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     """The number of engines that stopped while loading it or soon after (`serving/faults.py`)."""
     claim_ids: Mapped[list[Any]]

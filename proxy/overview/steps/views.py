@@ -13,7 +13,7 @@ class StepItem(msgspec.Struct, frozen=True, kw_only=True):
     """A committed version and the step that made it; version 0 is the base model and has no step.
 
     From `weights_removed_at` on, its weight files may have been deleted to save space. `rejected_because` is the
-    reason why a version in the state `rejected` is not served.
+    reason why a version in the state `rejected` or `rolled_back` is not served.
     """
 
     version: int

@@ -13,7 +13,7 @@ from proxy.contract.arrays import pack_ids, pack_logprobs, unpack_ids
 from proxy.contract.identifiers import SessionId
 from proxy.contract.step import Fit, StepConditions, StepInputs
 from proxy.database.tables import PolicyVersionRow, SessionRow, TokenAuditRow, TurnRow
-from proxy.versions.repository import VersionRepository
+from proxy.versions.withdrawal_repository import WithdrawalRepository
 from tests.fakes.run_history import NOW
 from tests.proxy.overview.site import ORIGIN, Site
 
@@ -105,7 +105,7 @@ async def test_a_rejected_version_is_shown_with_its_reason(site: Site, run_id: s
     key = await site.credentials.create(PrincipalKind.ADMIN)
     await site.client.post("/admin/login", data={"key": key.text}, headers={"origin": ORIGIN})
     await site.database.commit(
-        lambda connection: VersionRepository(connection).reject(run_id, 6, "w <b>is not finite</b>", now=NOW)
+        lambda connection: WithdrawalRepository(connection).reject(run_id, 6, "w <b>is not finite</b>", now=NOW)
     )
     page = (await site.client.get("/admin/runs/calculator/steps/6")).text
     assert "<b>Rejected</b>, so no engine loads it: w &lt;b&gt;is not finite" in page

@@ -16,7 +16,7 @@ from proxy.overview.filters import SessionFilter
 from proxy.overview.rate import RateHistory
 from proxy.overview.rewards.views import RewardFilter
 from proxy.overview.views import Snapshot
-from proxy.versions.repository import VersionRepository
+from proxy.versions.withdrawal_repository import WithdrawalRepository
 from tests.fakes.run_history import NOW, add_run, add_session
 from tests.proxy.overview.site import Site
 
@@ -247,7 +247,7 @@ async def test_health_reports_a_rejected_version_until_a_newer_one_exists(site: 
     (before,) = (await site.overview.health()).runs
     newest = before.head_version
     await site.database.commit(
-        lambda connection: VersionRepository(connection).reject(
+        lambda connection: WithdrawalRepository(connection).reject(
             run_id, newest, "w has values that are not finite", now=NOW
         )
     )

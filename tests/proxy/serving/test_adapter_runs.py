@@ -18,9 +18,10 @@ from proxy.engines.protocol import EngineChunk, LabelSpan
 from proxy.runs.service import RunView
 from proxy.serving import adapter_runs
 from proxy.settings import RunSettings
+from proxy.versions.steering import Decision
 from tests.proxy.serving.test_pool import Bench, pool_of, spec
 from tests.proxy.turns.world import World
-from tests.proxy.versions.publishing import commit_request, publish, versions_of
+from tests.proxy.versions.publishing import commit_request, publish, steering_of, versions_of
 
 IDS = (3, 1, 4, 1)
 
@@ -106,6 +107,21 @@ async def test_an_old_adapter_is_unloaded_when_nothing_uses_it(
     await bench.until(lambda: old.adapter not in engine.loras)
     assert engine.loras["run_other@3"] == other
     assert weight_label(run.id, 2) in engine.loras
+
+
+async def test_a_rollback_names_the_older_adapter_again(bench: Bench, tmp_path: Path) -> None:
+    world, engine = bench.world, bench.engines["a"]
+    run = await adapter_run(world, "first")
+    for version in (1, 2):
+        await commit(world, run, tmp_path, logprob=None)
+        await bench.until(lambda version=version: bench.pool.serving(run.id) == version)  # type: ignore[misc]
+    decision = Decision(reason="worse", by="key_1")
+    await steering_of(world).roll_back(run, 1, decision, leave_out_sessions=False)
+    await bench.until(lambda: bench.pool.serving(run.id) == 1)
+    place = bench.pool.find_place(run.id)
+    assert place is not None
+    assert place.adapter == weight_label(run.id, 1)
+    assert place.adapter in engine.loras
 
 
 async def test_an_engine_that_ignores_the_adapters_name_is_caught_and_serves_what_it_did(

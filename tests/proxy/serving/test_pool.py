@@ -21,10 +21,11 @@ from proxy.serving.configured import EngineSpec
 from proxy.serving.pool import EnginePool
 from proxy.serving.registry import EngineRegistry
 from proxy.settings import EngineSettings, RunSettings
+from proxy.versions.steering import Decision
 from tests.fakes.engine import FakeEngine
 from tests.proxy.tokens.models import write_model
 from tests.proxy.turns.world import World
-from tests.proxy.versions.publishing import commit_request, inspector, publish, versions_of
+from tests.proxy.versions.publishing import commit_request, inspector, publish, steering_of, versions_of
 
 
 class NamedEngine(FakeEngine):
@@ -89,6 +90,15 @@ async def pool_of(world: World, *specs: EngineSpec) -> AsyncIterator[Bench]:
         yield bench
     finally:
         await bench.pool.aclose()
+
+
+async def commit(world: World, directory: Path, parent: int) -> None:
+    """Commit a version of the world's run after `parent`, which is the head."""
+    claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
+    await world.ready()
+    batch = await claims.claim(world.run, ClaimRequest(trainer="t", want=1, max_staleness=100))
+    assert batch.claim_id is not None
+    await versions_of(world).commit(world.run, commit_request([batch.claim_id], parent, publish(directory)))
 
 
 def spec(name: str, base_model: str = "base/model", run: str | None = None) -> EngineSpec:
@@ -167,6 +177,21 @@ async def test_every_run_has_an_engine_of_its_own_and_one_run_waits(world: World
         assert bench.engines["b"].label == weight_label(third.id, 0)
 
 
+async def test_after_a_rollback_calls_go_to_the_engine_that_has_gone_back(world: World, tmp_path: Path) -> None:
+    async with pool_of(world, spec("a"), spec("b")) as bench:
+        for parent in range(2):
+            await commit(world, tmp_path, parent)
+        await bench.until(lambda: bench.engines_of(world.run) == {"a", "b"} and bench.pool.serving(world.run_id) == 2)
+        bench.engines["b"].refused = "not now"
+        decision = Decision(reason="worse", by="key_1")
+        await steering_of(world).roll_back(world.run, 1, decision, leave_out_sessions=False)
+        await bench.until(lambda: bench.pool.serving(world.run_id) == 1)
+        assert bench.engines_of(world.run) == {"a"}, "the other one still has the newer version"
+        bench.engines["b"].refused = None
+        await bench.until(lambda: bench.engines_of(world.run) == {"a", "b"})
+        assert {engine.label for engine in bench.engines.values()} == {weight_label(world.run_id, 1)}
+
+
 async def test_an_engine_changes_its_run_only_when_the_calls_of_the_old_one_have_ended(world: World) -> None:
     async with pool_of(world, spec("a"), spec("b")) as bench:
         await bench.until(lambda: bench.engines_of(world.run) == {"a", "b"})
@@ -209,11 +234,7 @@ async def test_an_engine_that_is_behind_takes_no_call(world: World, failing: str
     async with pool_of(world, spec("a"), spec("b")) as bench:
         await bench.until(lambda: bench.engines_of(world.run) == {"a", "b"})
         bench.engines[failing].refused = "it cannot load now"
-        claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
-        await world.ready()
-        batch = await claims.claim(world.run, ClaimRequest(trainer="t", want=1, max_staleness=100))
-        assert batch.claim_id is not None
-        await versions_of(world).commit(world.run, commit_request([batch.claim_id], 0, publish(tmp_path)))
+        await commit(world, tmp_path, 0)
         await bench.until(lambda: bench.pool.serving(world.run_id) == 1)
         assert bench.engines_of(world.run) == {"a", "b"} - {failing}
         assert {view.name: view.state for view in bench.pool.views()}[failing] in ("behind", "not_ready")

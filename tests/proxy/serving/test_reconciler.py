@@ -18,10 +18,11 @@ from proxy.serving import checks, faults
 from proxy.serving.controller import ControllerSetup
 from proxy.serving.reconciler import SwapController
 from proxy.versions.inspector import WeightsInspector
+from proxy.versions.steering import Decision
 from tests.fakes.engine import FakeEngine
 from tests.fakes.load import new_load
 from tests.proxy.turns.world import World
-from tests.proxy.versions.publishing import commit_request, publish, versions_of
+from tests.proxy.versions.publishing import commit_request, publish, steering_of, versions_of
 from tests.proxy.versions.publishing import inspector as new_inspector
 
 
@@ -178,6 +179,54 @@ async def test_an_engine_with_another_model_gets_the_base_model(bench: Bench) ->
     await bench.swaps.reconcile()
     assert ("load_weights", ("base/model", bench.label(0))) in bench.engine.calls
     assert bench.serving() == 0
+
+
+async def test_a_rolled_back_version_serves_until_the_one_before_is_loaded(bench: Bench) -> None:
+    weights = await bench.commit()
+    await bench.commit()
+    await bench.swaps.reconcile()
+    assert bench.serving() == 2
+    steering, decision = steering_of(bench.world), Decision(reason="worse", by="key_1")
+    standing = await steering.roll_back(bench.world.run, None, decision, leave_out_sessions=False)
+    assert (standing.head, standing.rolled_back) == (1, (2,))
+    bench.engine.loading.clear()
+    bench.engine.may_load.clear()
+    async with bench.running():
+        await bench.engine.loading.wait()
+        assert bench.serving() == 2, "calls go on"
+        bench.engine.may_load.set()
+        await bench.until(lambda: bench.serving() == 1)
+    assert bench.engine.loads()[-1] == bench.label(1)
+    assert bench.engine.model_path == weights.uri
+    await bench.swaps.reconcile()
+    assert await bench.states() == ["retired", "serving", "rolled_back"]
+    assert (await bench.world.current_run()).serving_version == 1
+
+
+async def test_a_pinned_version_stays_in_the_engine(bench: Bench) -> None:
+    await bench.commit()
+    await bench.swaps.reconcile()
+    steering, decision = steering_of(bench.world), Decision(reason="shown to customers", by="key_1")
+    await steering.pin(bench.world.run, 1, decision)
+    await bench.commit()
+    await bench.swaps.reconcile()
+    assert bench.serving() == 1
+    await steering.unpin(bench.world.run, decision)
+    await bench.swaps.reconcile()
+    assert bench.serving() == 2
+    assert await bench.states() == ["retired", "retired", "serving"]
+
+
+async def test_a_rejected_version_in_the_engine_answers_no_call(bench: Bench) -> None:
+    await bench.commit()
+    await bench.swaps.reconcile()
+    await steering_of(bench.world).reject(bench.world.run, 1, Decision(reason="it leaks", by="key_1"))
+    bench.engine.load_error = EngineFailed("not now")
+    await bench.swaps.reconcile()
+    assert bench.serving() is None
+    bench.engine.load_error = None
+    async with bench.running():
+        await bench.until(lambda: bench.serving() == 0)
 
 
 async def test_a_commit_is_swapped_in(bench: Bench) -> None:

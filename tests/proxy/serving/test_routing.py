@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.serving.routing import choose_engine
+from proxy.serving.routing import choose_engine, served_version
 
 NAMES = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True)
 IDLE = 0
@@ -50,3 +50,16 @@ def test_sessions_are_spread_over_the_engines() -> None:
     names = ["http://a:1", "http://b:1", "http://c:1"]
     chosen = Counter(choose_engine(f"ses_{number}", [IDLE] * 3, names) for number in range(3000))
     assert all(850 < count < 1150 for count in chosen.values()), chosen
+
+
+@given(st.lists(st.integers(0, 9)), st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 9))))
+def test_new_calls_get_the_version_that_was_wanted_last_or_the_newest_there_is(
+    held: list[int], wanted: list[tuple[float, int]]
+) -> None:
+    served = served_version(held, wanted)
+    latest = max((at for at, _ in wanted), default=None)
+    last = {version for at, version in wanted if at == latest}
+    if last <= set(held):  # several if engines looked at the same time
+        assert served in last or not wanted
+    if not last & set(held):
+        assert served == max(held, default=None)

@@ -20,9 +20,10 @@ from proxy.runs.service import RunView
 from proxy.steps import endpoints as step_endpoints
 from proxy.steps.service import StepService
 from proxy.versions import endpoints as policy_endpoints
+from proxy.versions import steering_endpoints
 from proxy.versions.retention import WeightRetention
 from tests.proxy.turns.world import World
-from tests.proxy.versions.publishing import versions_of
+from tests.proxy.versions.publishing import steering_of, versions_of
 from tests.running_app import add_routes
 
 _Message = TypeVar("_Message")
@@ -71,6 +72,7 @@ async def open_trainer(world: World) -> AsyncIterator[TrainerClient]:
         claims,
         StepService(database=world.database),
         WeightRetention(database=world.database, clock=world.clock, signals=world.signals),
+        steering_of(world),
         versions_of(world),
         ServedRuns(
             first_run=world.run,
@@ -80,7 +82,8 @@ async def open_trainer(world: World) -> AsyncIterator[TrainerClient]:
         ),
     )
     errors.install(app)
-    add_routes(app, trajectory_endpoints.router, step_endpoints.router, policy_endpoints.router)
+    add_routes(app, trajectory_endpoints.router, step_endpoints.router)
+    add_routes(app, policy_endpoints.router, steering_endpoints.router)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.test") as http:
         client = TrainerClient(world, http, credentials, claims)
         http.headers.update(await client.key(PrincipalKind.TRAINER, run_id=world.run_id))

@@ -18,6 +18,7 @@ from proxy.contract.policy import WeightsFormat, WeightsReference
 from proxy.contract.step import Fit, StepConditions, StepInputs
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.service import VersionService
+from proxy.versions.steering import VersionSteering
 from tests.proxy.turns.world import World
 
 
@@ -28,6 +29,10 @@ def inspector() -> WeightsInspector:
 
 def versions_of(world: World) -> VersionService:
     return VersionService(database=world.database, clock=world.clock, signals=world.signals, inspector=inspector())
+
+
+def steering_of(world: World) -> VersionSteering:
+    return VersionSteering(database=world.database, clock=world.clock, signals=world.signals)
 
 
 def publish(

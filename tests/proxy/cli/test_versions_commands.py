@@ -1,0 +1,66 @@
+"""`base-rl versions …` against a real proxy with a real trainer. The proxy's log lines precede the output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from proxy.cli.commands import app
+from tests.trainer.real_proxy import ADMIN, RUN, RealProxy, real_proxy, write_real_model
+
+
+@pytest.fixture
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealProxy]:
+    directory = tmp_path_factory.mktemp("versions")
+    with real_proxy(directory, write_real_model(directory / "base")) as started:
+        yield started
+
+
+def asked(proxy: RealProxy, *arguments: str, status: int = 0) -> str:
+    place = ("--url", proxy.url, "--api-key", ADMIN)
+    result = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["versions", *arguments, *place])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_the_trainer_continues_from_the_version_that_was_gone_back_to(proxy: RealProxy) -> None:
+    with proxy.trainer("a-process") as trainer:
+        for version in range(2):
+            proxy.group([1.0, 0.0, 0.5, 0.0], version=version)
+            trainer.loop.step()
+        told = asked(proxy, "rollback", RUN, "--to", "1", "--reason", "answers got\nshorter")
+        assert told.splitlines()[-2:] == [
+            "rolled back: 2",
+            "engines serve version 1 (the newest good version); training continues from version 1",
+        ]
+        proxy.group([1.0, 0.0, 0.5, 0.0], version=1)
+        trainer.loop.step()  # notices the new head
+        trainer.loop.step()
+    listed = asked(proxy, "list", RUN)
+    rows = [line.split() for line in listed.splitlines()[1:]]
+    assert [row[:2] for row in rows] == [["3", "1"], ["2", "1"], ["1", "0"], ["0", "–"]]
+    assert rows[0][3] == "head"
+    assert rows[1][2] == "rolled_back"
+    assert "shorter" in " ".join(rows[1])
+    assert "2 older ones are not shown: --limit 4" in asked(proxy, "list", RUN, "--limit", "2")
+    assert json.loads(asked(proxy, "list", RUN, "--json"))["head"] == 3
+    notice = "version 2 was rolled back: answers got shorter"
+    assert notice in " ".join(asked(proxy, "pin", RUN, "2", "--reason", "why not", status=1).split())
+
+
+def test_a_version_is_pinned_unpinned_and_rejected(proxy: RealProxy) -> None:
+    with proxy.trainer("a-process") as trainer:
+        proxy.group([1.0, 0.0, 0.5, 0.0])
+        trainer.loop.step()
+    pinned = asked(proxy, "pin", RUN, "0", "--reason", "for the demonstration")
+    assert pinned.endswith("engines serve version 0 (pinned); training continues from version 1\n")
+    assert "pinned" in asked(proxy, "list", RUN).splitlines()[2]
+    told = asked(proxy, "unpin", RUN, "--reason", "it is over", "--json")
+    standing = json.loads(told[told.index("{") :])
+    assert (standing["head"], standing["pinned"]) == (1, None)
+    assert "training continues from version 0" in asked(proxy, "reject", RUN, "1", "--reason", "it swears")
+    assert "it swears" in asked(proxy, "list", RUN)
+    assert "has no version 7" in asked(proxy, "reject", RUN, "7", "--reason", "x", status=1)
