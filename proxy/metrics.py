@@ -249,6 +249,9 @@ class Metrics:
             ("kind",),
         )
         self._rewards = Counter("base_rl_rewards", "Reward entries recorded.", ["effect"], registry=self.registry)
+        self._feedback_texts = Counter(
+            "base_rl_feedback_texts", "Texts of feedback recorded.", ["effect"], registry=self.registry
+        )
         self._preferences = Counter("base_rl_preferences", "Preferences recorded.", registry=self.registry)
         self._redacted = Counter(
             "base_rl_redacted_tokens", "Tokens of recorded turns that were redacted.", registry=self.registry
@@ -336,6 +339,9 @@ class Metrics:
 
     def rewards_recorded(self, entries: int, *, effect: str) -> None:
         self._rewards.labels(effect).inc(entries)
+
+    def text_recorded(self, *, effect: str) -> None:
+        self._feedback_texts.labels(effect).inc()
 
     def preference_recorded(self) -> None:
         self._preferences.inc()

@@ -27,6 +27,7 @@ from proxy.cli.rewards_commands import rewards_app
 from proxy.cli.runs_commands import runs_app
 from proxy.cli.sessions_commands import sessions_app
 from proxy.cli.steps_commands import steps_app
+from proxy.cli.texts_commands import texts_app
 from proxy.cli.train_commands import train
 from proxy.cli.versions_commands import versions_app
 
@@ -68,6 +69,7 @@ app.add_typer(versions_app, name="versions")
 app.add_typer(claims_app, name="claims")
 app.add_typer(keys_app, name="keys")
 app.add_typer(rewards_app, name="rewards")
+app.add_typer(texts_app, name="texts")
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(db_app, name="db")
 app.command()(train)

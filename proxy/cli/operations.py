@@ -106,6 +106,9 @@ class Operations:
     async def add_reward(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self.send("/v1/feedback", {}, json.dumps(body).encode(), label="the reward")
 
+    async def add_text(self, body: dict[str, Any]) -> dict[str, Any]:
+        return await self.send("/v1/feedback", {}, json.dumps(body).encode(), label="the text")
+
     async def engines(self) -> list[dict[str, Any]]:
         return await self._list("/api/v1/engines", "engines")
 

@@ -40,7 +40,7 @@ def draw_sessions(sessions: Sequence[Mapping[str, Any]], now: float) -> Iterator
 
 
 def draw_session(view: Mapping[str, Any], now: float) -> Iterator[RenderableType]:
-    """Draw a session with its turns and rewards. `view` is the answer of `GET /v1/sessions/{id}`."""
+    """Draw a session with its turns, rewards and other feedback. `view` is the answer of `GET /v1/sessions/{id}`."""
     yield Text(f"session {view['id']} of the run {view['run']}", style="bold")
     yield _facts(view, now)
     yield Text("\nturns", style="bold")
@@ -50,6 +50,9 @@ def draw_session(view: Mapping[str, Any], now: float) -> Iterator[RenderableType
             yield Text(f"turn {one['ordinal']} is not trained: {why}", style="yellow")
     yield Text("\nrewards", style="bold")
     yield _rewards(view["rewards"], now) if view["rewards"] else Text("none")
+    if view["feedback"]:
+        yield Text("\nfeedback in words", style="bold")
+        yield _feedback(view["feedback"], now)
     if view["preferences"]:
         yield Text("\npreferences", style="bold")
         yield _preferences(view["preferences"], now)
@@ -103,6 +106,14 @@ def _rewards(rewards: Sequence[Mapping[str, Any]], now: float) -> Table:
             *(one["turn_id"] or "the session", one["source"], ago(one["created_at"], now)),
             *(", ".join(mark for mark, is_set in marks.items() if is_set), one["comment"] or ""),
         )
+    return table
+
+
+def _feedback(texts: Sequence[Mapping[str, Any]], now: float) -> Table:
+    table = plain_table("turn", "source", "when", "", "text", ids=("turn",))
+    for one in texts:
+        late = "late" if one["after_training"] else ""
+        table.add_row(one["turn_id"] or "the session", one["source"], ago(one["created_at"], now), late, one["text"])
     return table
 
 

@@ -14,6 +14,7 @@ GroupId = NewType("GroupId", str)
 TurnId = NewType("TurnId", str)
 RewardId = NewType("RewardId", str)
 PreferenceId = NewType("PreferenceId", str)
+TextId = NewType("TextId", str)
 ClaimId = NewType("ClaimId", str)
 KeyId = NewType("KeyId", str)
 EngineId = NewType("EngineId", str)
@@ -126,6 +127,10 @@ def new_reward_id() -> RewardId:
 
 def new_preference_id() -> PreferenceId:
     return PreferenceId(_new("prf"))
+
+
+def new_text_id() -> TextId:
+    return TextId(_new("txt"))
 
 
 def new_claim_id() -> ClaimId:

@@ -1,1 +1,1 @@
-"""Rewards and preferences that clients post: the append-only ledger, with late and revised entries."""
+"""Rewards, texts and preferences that clients post: append-only, with late and revised entries."""

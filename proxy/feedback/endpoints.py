@@ -1,4 +1,4 @@
-"""Rewards and preferences over HTTP."""
+"""Rewards, texts and preferences over HTTP."""
 
 from __future__ import annotations
 
@@ -29,11 +29,8 @@ LARGEST_REWARD = 1e12
 _MOST_ITEMS = 1024
 _MOST_COMPONENTS = 64
 
-_NOTHING = "give a reward or components"
-_COMMENT_ALONE = (
-    "a comment needs a reward or components: it cannot be trained on alone. To record only a text, send it with a "
-    "component that has weight 0 in the run's reward_weights"
-)
+_NOTHING = "give a reward, components or a text"
+_COMMENT_ALONE = "a comment explains a reward or components: to record words alone, send them as `text`"
 
 
 def reward_value(value: Any) -> float:
@@ -54,16 +51,26 @@ def _printable(value: str) -> str:
     return value
 
 
+def _legible(value: str) -> str:
+    if not value.strip():
+        raise ValueError("write something: this text is blank")
+    if "\0" in value:
+        raise ValueError("leave out the characters \\u0000, which cannot be stored")
+    return value
+
+
 RewardValue = Annotated[float, BeforeValidator(reward_value)]
 Label = Annotated[StrictStr, Field(min_length=1, max_length=128), AfterValidator(_printable)]
 Key = Annotated[StrictStr, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 Name = Annotated[StrictStr, Field(min_length=1, max_length=200)]
 Comment = Annotated[StrictStr, Field(max_length=16384)]
+FeedbackText = Annotated[StrictStr, Field(min_length=1, max_length=16384), AfterValidator(_legible)]
 
 
 class FeedbackBody(BaseModel):
-    """A reward for a session or a turn.
+    """A reward for a session or a turn, a text about it, or both.
 
+    `text` says in words what was good or bad, and what would have been better. `comment` explains a reward to people.
     Each of `components` becomes a ledger entry under its own name, beside `reward`. The run's `reward_weights` and
     `rewards` define how all names combine to one reward; a name without a weight has weight 1, so set weight 0 for a
     component that is only informative. `run`, a name or an id, is required if an admin key names a session by the
@@ -80,6 +87,7 @@ class FeedbackBody(BaseModel):
     name: Label = DEFAULT_NAME
     components: Annotated[dict[Label, RewardValue], Field(max_length=_MOST_COMPONENTS)] | None = None
     comment: Comment | None = None
+    text: FeedbackText | None = None
     source: Label = DEFAULT_SOURCE
     final: StrictBool | None = None
     idempotency_key: Key | None = None
@@ -115,7 +123,8 @@ _DESCRIBED = described(
 @router.post("/v1/feedback", status_code=201, openapi_extra=_DESCRIBED)
 @router.post("/feedback", status_code=201, include_in_schema=False)
 async def post_feedback(request: Request) -> JSONResponse:
-    """Record one reward, or a list of them in one transaction. A session in the path is for rewards that name none.
+    """Record one item of feedback, or a list of them in one transaction. A session in the path is for items that name
+    none.
 
     The status is 201, or 202 if a trainer had already claimed one of the sessions (`recorded_after_training`).
     """
@@ -130,7 +139,7 @@ async def post_feedback(request: Request) -> JSONResponse:
             for index, value in enumerate(body)
         ]
     else:
-        raise InvalidRequest(f"a list must have 1 to {_MOST_ITEMS} rewards")
+        raise InvalidRequest(f"a list must have 1 to {_MOST_ITEMS} items")
     receipts = await feedback_of(request).record(who, items)
     late = any(receipt.effect is Effect.RECORDED_AFTER_TRAINING for receipt in receipts)
     answers = [msgspec.to_builtins(receipt) for receipt in receipts]
@@ -162,7 +171,7 @@ async def post_preference(request: Request) -> JSONResponse:
 def _item(body: FeedbackBody, within: str, path_session: str | None) -> FeedbackItem:
     entries = [] if body.reward is None else [(body.name, body.reward)]
     entries += (body.components or {}).items()
-    if not entries:
+    if not entries and (body.text is None or body.comment is not None):
         raise InvalidRequest(_NOTHING if body.comment is None else _COMMENT_ALONE, param=f"{within}reward")
     if len({name for name, _ in entries}) != len(entries):
         raise InvalidRequest(f"{body.name!r} names both the reward and a component", param=f"{within}components")
@@ -176,6 +185,7 @@ def _item(body: FeedbackBody, within: str, path_session: str | None) -> Feedback
         run=body.run,
         source=body.source,
         comment=body.comment,
+        text=body.text,
         final=body.final,
         idempotency_key=body.idempotency_key,
     )

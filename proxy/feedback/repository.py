@@ -1,4 +1,4 @@
-"""Rows of the reward ledger and of preferences, and of the runs, sessions and turns that feedback names."""
+"""Rows of rewards, texts and preferences, and of the runs, sessions and turns that feedback names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from proxy.database.prepared import NewRows, Prepared, among
 from proxy.database.rows import AnyRow
-from proxy.database.tables import PreferenceRow, RewardRow, RunRow, SessionRow, TurnRow
+from proxy.database.tables import FeedbackTextRow, PreferenceRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.errors import InvalidRequest
 from proxy.lifecycle.session_names import session_called
 
@@ -84,6 +84,19 @@ class FeedbackRepository:
         with _taken_keys_refused():
             _NEW_ENTRIES.add(self._connection, rows)
 
+    def text_under_key(self, *, run_id: str, idempotency_key: str) -> AnyRow | None:
+        """Return `id`, `session_id`, `turn_id` and `after_training` of the text with this idempotency key."""
+        columns = (FeedbackTextRow.id, FeedbackTextRow.session_id, FeedbackTextRow.turn_id)
+        statement = select(*columns, FeedbackTextRow.after_training).where(
+            FeedbackTextRow.run_id == run_id, FeedbackTextRow.idempotency_key == idempotency_key
+        )
+        return self._connection.execute(statement).one_or_none()
+
+    def insert_texts(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert texts in order. Raise InvalidRequest like `insert`."""
+        with _taken_keys_refused():
+            _NEW_TEXTS.add(self._connection, rows)
+
     def preference(self, *, run_id: str, idempotency_key: str) -> AnyRow | None:
         statement = select(PreferenceRow.__table__).where(
             PreferenceRow.run_id == run_id, PreferenceRow.idempotency_key == idempotency_key
@@ -113,6 +126,8 @@ def _taken_keys_refused() -> Iterator[None]:
 _NUMBERED = "sequence"
 
 _NEW_ENTRIES = NewRows(cast("Table", RewardRow.__table__), filled=[_NUMBERED])
+
+_NEW_TEXTS = NewRows(cast("Table", FeedbackTextRow.__table__), filled=[_NUMBERED])
 
 _NEW_PREFERENCES = NewRows(cast("Table", PreferenceRow.__table__), filled=[_NUMBERED])
 

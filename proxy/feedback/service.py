@@ -1,17 +1,26 @@
-"""Recording of rewards: writes the ledger, ends a session whose reward is final, and makes it trainable."""
+"""Recording of rewards and texts: writes them, ends a session whose reward is final, and makes it trainable."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 from sqlalchemy import Connection
 
 from proxy.auth.access import Principal, Right, require_right
 from proxy.clock import Clock
-from proxy.contract.identifiers import RewardId, RunId, SessionId, TurnId, is_session_id, new_reward_id
+from proxy.contract.identifiers import (
+    RewardId,
+    RunId,
+    SessionId,
+    TextId,
+    TurnId,
+    is_session_id,
+    new_reward_id,
+    new_text_id,
+)
 from proxy.contract.reward import DEFAULT_SOURCE
 from proxy.contract.states import EndReason, TrainingState
 from proxy.database.group_commit import Together
@@ -33,19 +42,19 @@ _WITH_THE_TRAINER = (TrainingState.LEASED.value, TrainingState.CONSUMED.value)
 
 
 class Effect(StrEnum):
-    """What a recorded reward changes. `recorded_after_training`: a trainer had already claimed the session, so the
-    entry is only stored and shown; it counts if the trainer returns the session untrained."""
+    """The effect of a recorded reward or text. `recorded_after_training`: a trainer had already claimed the session,
+    so the entry is only stored and shown; it counts if the trainer returns the session untrained."""
 
     RECORDED = "recorded"
     RECORDED_AFTER_TRAINING = "recorded_after_training"
 
 
 class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
-    """Rewards by name, each name once, for one session or turn.
+    """Rewards by name, each name once, a text, or both, for one session or turn.
 
     Without `session_id` and `turn_id` they are for the session of a session key. `run` is the run whose session
-    names are meant, if the key belongs to no run. `final` None means that a reward for a session ends the session
-    and a reward for a turn does not.
+    names are meant, if the key belongs to no run. `final` None means that a reward for a session ends the session;
+    a reward for a turn and a text alone do not.
     """
 
     entries: tuple[tuple[str, float], ...]
@@ -54,6 +63,7 @@ class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
     run: str | None = None
     source: str = DEFAULT_SOURCE
     comment: str | None = None
+    text: str | None = None
     final: bool | None = None
     idempotency_key: str | None = None
 
@@ -65,12 +75,15 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     session_id: SessionId
     turn_id: TurnId | None
     rewards: tuple[RewardId, ...]
+    text: TextId | None = None
 
 
 class FeedbackObserver(Protocol):
     """Receives recorded entries after their commit, for metrics. It must neither raise nor block."""
 
     def rewards_recorded(self, entries: int, *, effect: str) -> None: ...
+
+    def text_recorded(self, *, effect: str) -> None: ...
 
     def preference_recorded(self) -> None: ...
 
@@ -104,8 +117,11 @@ class FeedbackService:
         if recorded.changed:
             self._signals.trajectories.notify()
         if self._observer is not None:
-            for count, effect in recorded.new_entries:
-                self._observer.rewards_recorded(count, effect=effect.value)
+            for receipt in recorded.new_receipts:
+                if receipt.rewards:
+                    self._observer.rewards_recorded(len(receipt.rewards), effect=receipt.effect.value)
+                if receipt.text is not None:
+                    self._observer.text_recorded(effect=receipt.effect.value)
         return recorded.receipts
 
     async def prefer(self, principal: Principal, item: PreferenceItem) -> PreferenceReceipt:
@@ -130,13 +146,20 @@ class FeedbackService:
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    """The result of one request: receipts, the number of new entries by item, the sessions that a final reward ends,
-    and the sessions whose training state changed."""
+    """The result of one request: the receipts of all items and those of items that were not repetitions, the sessions
+    that a final reward ends, and the sessions whose training state changed."""
 
     receipts: list[Receipt]
-    new_entries: list[tuple[int, Effect]]
+    new_receipts: list[Receipt]
     endings: dict[str, Ending]
     changed: list[str]
+
+
+class _NewRows(NamedTuple):
+    """The rows that one or several writes insert."""
+
+    rewards: list[dict[str, Any]]
+    texts: list[dict[str, Any]]
 
 
 class _Recording(Together[_Recorded]):
@@ -157,13 +180,14 @@ class _Recording(Together[_Recorded]):
         # One query locks the sessions of all writes; a single one is found by its item's own query.
         known = {row.id: row for row in repository.sessions(list(named))} if len(named) > 1 else {}
         found = [_Recorded([], [], {}, []) for _ in writes]
-        rows: list[dict[str, Any]] = []
+        rows = _NewRows([], [])
         answered: _Answered = {}
         for write, recorded in zip(writes, found, strict=True):
-            rows += write._take(connection, known, answered, recorded)
-        repository.insert(rows)
+            write._take(connection, known, answered, recorded, rows)
+        repository.insert(rows.rewards)
+        repository.insert_texts(rows.texts)
         endings = {session_id: ending for recorded in found for session_id, ending in recorded.endings.items()}
-        touched = dict.fromkeys(row["session_id"] for row in rows)
+        touched = dict.fromkeys(row["session_id"] for row in (*rows.rewards, *rows.texts))
         settled = settle(connection, touched, now=max(write._now for write in writes), endings=endings)
         # One result suffices: the signal that follows wakes all waiters of this process.
         found[0].changed.extend(settled.changed)
@@ -177,9 +201,14 @@ class _Recording(Together[_Recorded]):
                 yield name
 
     def _take(
-        self, connection: Connection, known: Mapping[str, FoundSession], answered: _Answered, recorded: _Recorded
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the new ledger rows and add the items' results to `recorded`."""
+        self,
+        connection: Connection,
+        known: Mapping[str, FoundSession],
+        answered: _Answered,
+        recorded: _Recorded,
+        new: _NewRows,
+    ) -> None:
+        """Add the items' rows to `new` and their results to `recorded`."""
         for index, item in enumerate(self._items):
             try:
                 target = Finder(connection, self._principal, item.run, known).of_reward(item.session_id, item.turn_id)
@@ -187,19 +216,21 @@ class _Recording(Together[_Recorded]):
             except BaseRlError as error:
                 raise _placed(error, index if len(self._items) > 1 else None) from error
             if receipt is None:
-                rows = _rows(target, item, self._now)
+                rewards, texts = _reward_rows(target, item, self._now), _text_rows(target, item, self._now)
                 receipt = _receipt(
                     session_id=target.session_id,
                     turn_id=target.turn_id,
-                    rewards=[row["id"] for row in rows],
+                    rewards=[row["id"] for row in rewards],
+                    text=texts[0]["id"] if texts else None,
                     after_training=target.training in _WITH_THE_TRAINER,
                 )
-                recorded.new_entries.append((len(rows), receipt.effect))
+                recorded.new_receipts.append(receipt)
                 if _is_final(item, target):
                     recorded.endings[target.session_id] = Ending(EndReason.REWARD)
                 if item.idempotency_key is not None:
                     answered[target.run_id, item.idempotency_key] = receipt
-                yield from rows
+                new.rewards.extend(rewards)
+                new.texts.extend(texts)
             recorded.receipts.append(receipt)
 
 
@@ -219,47 +250,70 @@ def _repeated(connection: Connection, target: Target, item: FeedbackItem, answer
 
 
 def _stored(connection: Connection, target: Target, key: str) -> Receipt | None:
-    rows = FeedbackRepository(connection).under_key(
-        run_id=target.run_id, first=key + _KEY_END, last=key + chr(ord(_KEY_END) + 1)
-    )
-    if not rows:
+    repository = FeedbackRepository(connection)
+    rewards = repository.under_key(run_id=target.run_id, first=key + _KEY_END, last=key + chr(ord(_KEY_END) + 1))
+    text = repository.text_under_key(run_id=target.run_id, idempotency_key=key)
+    first = rewards[0] if rewards else text
+    if first is None:
         return None
     return _receipt(
-        session_id=SessionId(rows[0].session_id),
-        turn_id=rows[0].turn_id,
-        rewards=[row.id for row in rows],
-        after_training=rows[0].after_training,
+        session_id=SessionId(first.session_id),
+        turn_id=first.turn_id,
+        rewards=[row.id for row in rewards],
+        text=None if text is None else text.id,
+        after_training=first.after_training,
     )
 
 
-def _rows(target: Target, item: FeedbackItem, now: float) -> list[dict[str, Any]]:
+def _reward_rows(target: Target, item: FeedbackItem, now: float) -> list[dict[str, Any]]:
     return [
         {
+            **_row(target, item, now),
             "id": new_reward_id(),
-            "run_id": target.run_id,
-            "session_id": target.session_id,
-            "turn_id": target.turn_id,
             "name": name,
             "value": value,
-            "source": item.source,
             "comment": item.comment,
             "idempotency_key": item.idempotency_key + _KEY_END + name if item.idempotency_key else None,
-            "after_training": target.training in _WITH_THE_TRAINER,
-            "created_at": now,
         }
         for name, value in item.entries
     ]
 
 
+def _text_rows(target: Target, item: FeedbackItem, now: float) -> list[dict[str, Any]]:
+    """Return the row of the item's text; none without a text."""
+    if item.text is None:
+        return []
+    row = {"id": new_text_id(), "text": item.text, "idempotency_key": item.idempotency_key}
+    return [{**_row(target, item, now), **row}]
+
+
+def _row(target: Target, item: FeedbackItem, now: float) -> dict[str, Any]:
+    """Return the columns that a reward and a text have in common."""
+    return {
+        "run_id": target.run_id,
+        "session_id": target.session_id,
+        "turn_id": target.turn_id,
+        "source": item.source,
+        "after_training": target.training in _WITH_THE_TRAINER,
+        "created_at": now,
+    }
+
+
 def _is_final(item: FeedbackItem, target: Target) -> bool:
-    return item.final if item.final is not None else target.turn_id is None
+    # A text alone ends nothing by default: people comment on conversations that continue.
+    return item.final if item.final is not None else target.turn_id is None and bool(item.entries)
 
 
 def _receipt(
-    *, session_id: SessionId, turn_id: TurnId | None, rewards: Sequence[RewardId], after_training: bool
+    *,
+    session_id: SessionId,
+    turn_id: TurnId | None,
+    rewards: Sequence[RewardId],
+    text: TextId | None,
+    after_training: bool,
 ) -> Receipt:
     effect = Effect.RECORDED_AFTER_TRAINING if after_training else Effect.RECORDED
-    return Receipt(effect=effect, session_id=session_id, turn_id=turn_id, rewards=tuple(rewards))
+    return Receipt(effect=effect, session_id=session_id, turn_id=turn_id, rewards=tuple(rewards), text=text)
 
 
 def _placed(error: BaseRlError, index: int | None) -> BaseRlError:

@@ -28,6 +28,7 @@ from proxy.database.chunks import chunks
 from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     NO_CONVERSATION,
+    FeedbackTextRow,
     PolicyVersionRow,
     PreferenceRow,
     RewardRow,
@@ -146,6 +147,7 @@ class ErasureRepository:
             self._connection.execute(_EMPTY_TURNS, {"turns": turn_ids})
         self._connection.execute(_EMPTY_REWARDS, of_these)
         self._connection.execute(_EMPTY_PREFERENCES, of_these)
+        self._connection.execute(_DELETE_TEXTS, of_these)
         self._connection.execute(_DELETE_AUDITS, of_these)
         return self._connection.execute(_SEAL, {**of_these, "now": now}).rowcount
 
@@ -252,6 +254,9 @@ _EMPTY_PREFERENCES = (
     .where(or_(PreferenceRow.chosen_session_id.in_(_AMONG), PreferenceRow.rejected_session_id.in_(_AMONG)))
     .values(comment=null(), idempotency_key=null())
 )
+
+# A text is content throughout: no row of it stays, as one of a reward does.
+_DELETE_TEXTS = delete(FeedbackTextRow).where(FeedbackTextRow.session_id.in_(_AMONG))
 
 _DELETE_AUDITS = delete(TokenAuditRow).where(TokenAuditRow.session_id.in_(_AMONG))
 

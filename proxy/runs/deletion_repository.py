@@ -15,6 +15,7 @@ from proxy.database.tables import (
     ClaimedSessionRow,
     ClaimRow,
     EventRow,
+    FeedbackTextRow,
     GroupRow,
     JobRow,
     PolicyVersionRow,
@@ -38,10 +39,14 @@ _REFERENCES = (
     ("turns", "parent_id"),
     ("turns", "request_of"),
     ("rewards", "turn_id"),
+    ("feedback_texts", "turn_id"),
     ("preferences", "chosen_turn_id"),
     ("preferences", "rejected_turn_id"),
     ("api_keys", "session_id"),
 )
+
+# Tables whose rows refer to sessions, turns among them: rows that refer to turns are deleted before the turns.
+_REFERRING = (RewardRow, FeedbackTextRow, TokenAuditRow, SessionUserRow, ClaimedSessionRow, TurnRow, ApiKeyRow)
 
 
 class RunData(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +117,7 @@ class DeletionRepository:
         self._connection.execute(delete(PreferenceRow).where(in_preference))
         # Referring rows first: PostgreSQL enforces foreign keys statement by statement. Turns refer to turns of their
         # own session only, so that all of a session's go in one statement.
-        for table in (RewardRow, TokenAuditRow, SessionUserRow, ClaimedSessionRow, TurnRow, ApiKeyRow):
+        for table in _REFERRING:
             self._connection.execute(delete(table).where(table.session_id.in_(ids)))
         self._connection.execute(delete(SessionRow).where(SessionRow.id.in_(ids)))
         return ids

@@ -19,6 +19,7 @@ from proxy.lifecycle.audits import session_audit
 from proxy.lifecycle.lifecycle import settle
 from proxy.lifecycle.outcomes import Ending
 from proxy.lifecycle.signals import Signals
+from proxy.lifecycle.texts import texts_of
 from proxy.lifecycle.trainable import teaching_sessions
 from proxy.limits.service import RunLimits
 from proxy.runs.service import RunDirectory, RunView
@@ -178,6 +179,7 @@ def _view(connection: Connection, session_id: str) -> SessionView:
         row,
         repository.turns(session_id),
         repository.rewards(session_id),
+        texts_of(connection, [session_id]).get(session_id, ()),
         repository.preferences(session_id),
         repository.attempts(row.run_id, row.external_id, _ATTEMPTS_SHOWN) if named else (),
         teaches=bool(teaching_sessions(connection, [session_id])),

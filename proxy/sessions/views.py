@@ -13,6 +13,7 @@ from proxy.contract.turn import TurnPlace, TurnState
 from proxy.database.rows import AnyRow
 from proxy.lifecycle.audits import SessionAudit
 from proxy.lifecycle.outcomes import TurnFacts, explanation, standing_of, untrained_turns
+from proxy.lifecycle.texts import FeedbackEntry
 
 _LOGPROB_BYTES = 4
 
@@ -76,7 +77,7 @@ class AttemptEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A session with its turns, rewards and preferences.
+    """A session with its turns, rewards, texts (`feedback`) and preferences.
 
     - `attributed_by`: the origin of the session.
     - `trainable`: it is with the trainer or will be; `explanation` gives the reason in a sentence.
@@ -110,6 +111,7 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None
     turns: tuple[TurnSummary, ...]
     rewards: tuple[RewardEntry, ...]
+    feedback: tuple[FeedbackEntry, ...]
     preferences: tuple[PreferenceEntry, ...]
     attempt: int | None = None
     attempts: tuple[AttemptEntry, ...] = ()
@@ -122,6 +124,7 @@ def session_view(
     row: AnyRow,
     turns: Sequence[AnyRow],
     rewards: Sequence[AnyRow],
+    feedback: tuple[FeedbackEntry, ...],
     preferences: Sequence[AnyRow],
     attempts: Sequence[AnyRow] = (),
     *,
@@ -160,6 +163,7 @@ def session_view(
         ended_at=row.ended_at,
         turns=tuple(_turn(turn) for turn in turns),
         rewards=reward_entries(rewards, trained=(row.handed_ids or ()) if is_trained else ()),
+        feedback=feedback,
         preferences=tuple(entry for preference in preferences for entry in _preference(row.id, preference)),
         attempt=row.attempt if row.external_id is not None else None,
         attempts=tuple(AttemptEntry(**attempt._mapping) for attempt in attempts),

@@ -130,13 +130,15 @@ def test_refused_calls_are_counted_by_limit_and_run() -> None:
     assert seen["base_rl_rate_limited_calls_total", "limit=max_waiting,run=policy"] == 1
 
 
-def test_rewards_and_swaps() -> None:
+def test_rewards_texts_and_swaps() -> None:
     metrics = Metrics()
+    metrics.text_recorded(effect="recorded_after_training")
     metrics.rewards_recorded(3, effect="recorded")
     metrics.swap_finished(0.5)
     metrics.swap_failed()
     seen = values(metrics)
     assert seen["base_rl_rewards_total", "effect=recorded"] == 3
+    assert seen["base_rl_feedback_texts_total", "effect=recorded_after_training"] == 1
     assert (seen["base_rl_swaps_total", "result=loaded"], seen["base_rl_swaps_total", "result=failed"]) == (1, 1)
     assert seen["base_rl_swap_seconds_sum", ""] == 0.5
 

@@ -1,4 +1,4 @@
-"""Tables of the reward ledger and of preferences. Both are append-only."""
+"""Tables of the reward ledger, of preferences and of texts. All are append-only."""
 
 from __future__ import annotations
 
@@ -70,4 +70,28 @@ class PreferenceRow(Base):
     source: Mapped[str] = mapped_column(String(128))
     comment: Mapped[str | None] = mapped_column(Text)
     idempotency_key: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class FeedbackTextRow(Base):
+    """A text about a session, or about one of its turns. Append-only; the erasure of the session deletes it."""
+
+    __tablename__ = "feedback_texts"
+    __table_args__ = (
+        Index(None, "session_id"),
+        Index(None, "run_id", "created_at"),
+        UniqueConstraint("run_id", "idempotency_key"),
+    )
+
+    sequence: Mapped[int] = mapped_column(Big, primary_key=True, autoincrement=True)
+    """Order of arrival, in which several texts about the same subject are read."""
+    id: Mapped[str] = mapped_column(Identifier, unique=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"))
+    turn_id: Mapped[str | None] = mapped_column(ForeignKey("turns.id"))
+    text: Mapped[str] = mapped_column(Text)
+    source: Mapped[str] = mapped_column(String(128))
+    idempotency_key: Mapped[str | None] = mapped_column(ByteOrdered)
+    after_training: Mapped[bool] = mapped_column(Boolean)
+    """Whether a trainer had the session when the text arrived."""
     created_at: Mapped[float] = mapped_column(Float)

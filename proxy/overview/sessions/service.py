@@ -13,6 +13,7 @@ from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import NotFound
 from proxy.lifecycle.audits import SessionAudit, session_audit
+from proxy.lifecycle.texts import FeedbackEntry, texts_of
 from proxy.lifecycle.trainable import teaching_sessions
 from proxy.overview.filters import Cursor, SessionFilter, page_size
 from proxy.overview.rewards.assembly import preference_view, reward_items, used_by
@@ -64,7 +65,7 @@ class SessionOverview:
         )
 
     async def session(self, session_id: str, *, with_tokens: bool = False) -> SessionView:
-        """Return a session with its turns, rewards and preferences. Raise NotFound."""
+        """Return a session with its turns, rewards, texts and preferences. Raise NotFound."""
         found = await self._database.read(partial(_session_rows, session_id=session_id))
         skipped = found.audit.skipped if found.audit is not None else None
         item = session_item(found.session, teaches=found.teaches, skipped=skipped)
@@ -78,6 +79,7 @@ class SessionOverview:
             trained=trained(item, found.trainings),
             turns=turns,
             rewards=tuple(reward_items(found.rewards, used_by(found.trainings))),
+            feedback=found.feedback,
             preferences=tuple(preference_view(preference) for preference in found.preferences),
             untrained_turns=untrained(turns, item.purpose, found.audit),
         )
@@ -101,6 +103,7 @@ class _SessionRows(NamedTuple):
     audit: SessionAudit | None
     rewards: Sequence[AnyRow]
     trainings: Sequence[AnyRow]
+    feedback: tuple[FeedbackEntry, ...]
     preferences: Sequence[AnyRow]
 
 
@@ -117,5 +120,6 @@ def _session_rows(connection: Connection, *, session_id: str) -> _SessionRows:
         audit=session_audit(connection, row.run_id, row.consumed_by, session_id),
         rewards=ledger.entries([session_id]),
         trainings=ledger.trainings_of([session_id]),
+        feedback=texts_of(connection, [session_id]).get(session_id, ()),
         preferences=ledger.preferences_of(session_id),
     )

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from proxy.contract.turn import VersionSpan
+from proxy.lifecycle.texts import FeedbackEntry
 from proxy.overview.rewards.views import PreferenceView, RewardItem
 
 
@@ -112,8 +113,8 @@ class Trainability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole session, with turns and rewards in order of arrival. `untrained_turns` maps the ids of turns that are
-    not trained to the reasons."""
+    """A whole session, with turns, rewards and texts (`feedback`) in order of arrival. `untrained_turns` maps the ids
+    of turns that are not trained to the reasons."""
 
     session: SessionItem
     run: str
@@ -122,6 +123,7 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     trained: Trained | None
     turns: tuple[TurnView, ...]
     rewards: tuple[RewardItem, ...]
+    feedback: tuple[FeedbackEntry, ...]
     preferences: tuple[PreferenceView, ...]
     untrained_turns: dict[str, str] = {}
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, insert, update
 from proxy.auth.service import PrincipalKind
 from proxy.database.tables import (
     EventRow,
+    FeedbackTextRow,
     GroupRow,
     PreferenceRow,
     RewardRow,
@@ -139,6 +140,7 @@ async def test_hostile_content_stays_text_everywhere(site: Site, run_id: str) ->
         connection.execute(
             insert(PreferenceRow).values(preferred | {"source": HOSTILE, "comment": HOSTILE, "created_at": NOW})
         )
+        connection.execute(insert(FeedbackTextRow).values(late | {"text": HOSTILE, "source": HOSTILE}))
         for table, values in changes:
             connection.execute(update(table.__table__).values(values))
 

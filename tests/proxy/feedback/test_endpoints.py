@@ -51,6 +51,7 @@ async def test_numbers_and_booleans_are_rewards(domain: DomainClient, value: str
         "session_id": created["id"],
         "turn_id": None,
         "rewards": answer.json()["rewards"],
+        "text": None,
     }
     assert await domain.store.reward_values(created["id"]) == [kept]
 
@@ -103,6 +104,15 @@ def test_a_reward_is_a_bounded_number_or_nothing(value: object) -> None:
         ('{"reward": 1, "name": ""}', "name"),
         ('{"reward": 1, "name": "a\\u001fb"}', "name"),
         ('{"reward": 1, "final": "yes"}', "final"),
+        ('{"text": ""}', "text"),
+        ('{"text": " \\n "}', "text"),
+        ('{"text": 5}', "text"),
+        ('{"text": "a\\u0000b"}', "text"),
+        ('{"text": "\\ud800"}', "text"),
+        ('{"text": "' + "x" * 16385 + '"}', "text"),
+        ('{"text": "' + "x" * 1_000_000 + '"}', "text"),
+        ('{"text": "words", "comment": "no reward"}', "reward"),
+        ('{"text": "words"}', "session_id"),
         ('{"reward": 1, "idempotency_key": "a\\u001fb"}', "idempotency_key"),
         ('{"reward": 1, "components": {"reward": 1}}', "components"),
         ('{"reward": 1, "components": []}', "components"),
@@ -123,7 +133,7 @@ async def test_a_comment_alone_is_refused_with_advice(domain: DomainClient) -> N
     answer = await domain.http.post("/v1/feedback", json={"comment": "well done", "session_id": created["id"]})
     error = error_of(answer)
     assert (answer.status_code, error["param"]) == (400, "reward")
-    assert "reward_weights" in error["message"]
+    assert "`text`" in error["message"]
 
 
 async def test_feedback_on_an_erased_session_is_410(domain: DomainClient) -> None:

@@ -131,6 +131,9 @@ async def test_the_observer_hears_of_new_preferences_alone(store: Store) -> None
         def rewards_recorded(self, entries: int, *, effect: str) -> None:
             heard.append(effect)
 
+        def text_recorded(self, *, effect: str) -> None:
+            heard.append(effect)
+
         def preference_recorded(self) -> None:
             heard.append("preferred")
 

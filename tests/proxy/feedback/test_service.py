@@ -398,6 +398,9 @@ async def test_the_observer_hears_of_new_entries_alone(store: Store) -> None:
         def rewards_recorded(self, entries: int, *, effect: str) -> None:
             heard.append((entries, effect))
 
+        def text_recorded(self, *, effect: str) -> None:
+            heard.append((0, effect))
+
         def preference_recorded(self) -> None:
             heard.append((1, "preferred"))
 
@@ -405,7 +408,9 @@ async def test_the_observer_hears_of_new_entries_alone(store: Store) -> None:
     session_id, _ = await session_with_turn(store)
     for _ in range(2):
         await feedback.record(store.owner, [reward(session_id=session_id, idempotency_key="k")])
-    assert heard == [(1, "recorded")]
+        item = FeedbackItem(entries=(), session_id=session_id, text="words", idempotency_key="w")
+        await feedback.record(store.owner, [item])
+    assert heard == [(1, "recorded"), (0, "recorded")]
 
 
 async def test_the_ledger_only_grows(store: Store) -> None:

@@ -14,7 +14,7 @@ from proxy.auth.service import Credentials
 from proxy.contract.arrays import pack_ids
 from proxy.contract.identifiers import SessionId
 from proxy.database.packed_json import pack_json
-from proxy.database.tables import RewardRow, SessionRow, TurnRow
+from proxy.database.tables import FeedbackTextRow, RewardRow, SessionRow, TurnRow
 from proxy.errors import Gone, InvalidRequest, NotFound
 from proxy.lifecycle.lifecycle import settle
 from proxy.retention.erasing import EraseService, ErasureTarget, LearntFrom
@@ -45,6 +45,7 @@ async def told(world: World, *, turns: int = 2, user: str | None = None) -> Sess
         )
         await world.store.record(record)
     reward = await world.reward(session_id, 1.0)
+    await world.text(session_id, SECRET)
 
     def work(connection: Connection) -> None:
         connection.execute(update(RewardRow).where(RewardRow.id == reward).values(comment=SECRET))
@@ -80,6 +81,7 @@ async def test_content_goes_and_the_account_stays(world: World) -> None:
         assert turn.prompt_token_count > 0
     (reward,) = await world.rows(RewardRow)
     assert (reward.value, reward.comment) == (1.0, None)
+    assert await world.rows(FeedbackTextRow) == []
     assert await world.events("sessions.erased") == [{"count": 1, "reason": "requested", "by": "session"}]
 
 

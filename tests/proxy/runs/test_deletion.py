@@ -100,6 +100,8 @@ async def fill(world: World, weights: Path) -> list[Path]:
         session, parent=first, prefix_tokens=2, prompt_ids=[3], output_ids=[4], conversation="b"
     )
     await world.reward(session, 1.0, turn_id=second.turn.id)
+    for about in (None, second.turn.id):
+        await world.text(session, "words", turn_id=about)
     await RunSwitch(world.database, world.signals, world.clock).archive("policy")
     return made
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
+from proxy.auth.service import Principal, PrincipalKind
 from proxy.contract.identifiers import (
     GroupId,
+    KeyId,
     RunId,
     SessionId,
     TurnId,
@@ -22,6 +24,7 @@ from proxy.contract.states import EndReason, Outcome
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, Turn, TurnState, VersionSpan
 from proxy.database.tables import Base, EventRow, GroupRow, RewardRow, RunRow, SessionRow
 from proxy.database.unit_of_work import Database
+from proxy.feedback.service import FeedbackItem, FeedbackService
 from proxy.lifecycle.lifecycle import settle
 from proxy.lifecycle.outcomes import Ending
 from proxy.lifecycle.signals import Signals
@@ -144,6 +147,14 @@ class World:
     async def session_row(self, session_id: SessionId) -> Any:
         statement = select(SessionRow.__table__).where(SessionRow.id == session_id)
         return await self.database.read(lambda connection: connection.execute(statement).one())
+
+    async def text(self, session_id: SessionId, text: str, *, turn_id: TurnId | None = None) -> str:
+        """Post a text about the session, or about its turn. Return the text's id."""
+        admin = Principal(kind=PrincipalKind.ADMIN, key_id=KeyId("key"), run_id=None, session_id=None)
+        feedback = FeedbackService(self.database, self.signals, self.clock)
+        item = FeedbackItem(entries=(), session_id=session_id, turn_id=turn_id, text=text)
+        (receipt,) = await feedback.record(admin, [item])
+        return str(receipt.text)
 
     async def rows(self, table: type[Base]) -> list[Any]:
         """Return all rows of the table by their primary key: PostgreSQL keeps no order by itself."""
