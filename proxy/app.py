@@ -46,6 +46,7 @@ from proxy.tokens.formats import check_tool_parser
 from proxy.transfer import endpoints as transfer_endpoints
 from proxy.versions import endpoints as policy_endpoints
 from proxy.versions import steering_endpoints
+from proxy.webhooks import endpoints as webhook_endpoints
 
 _MIB = 1 << 20
 # Largest default bound on the bodies in work, for machines with much memory.
@@ -177,6 +178,7 @@ def create_app(
         engine_endpoints.router,
         job_endpoints.router,
         project_endpoints.router,
+        webhook_endpoints.router,
         ledger_endpoints.router,
         admin_endpoints.router,
     ):

@@ -45,6 +45,7 @@ async def start_background(services: Services, stack: AsyncExitStack) -> None:
     await stack.enter_async_context(_repeated("sweep", _SWEEP_SECONDS, sweep))
     # A loop of its own: a large run takes minutes, and sweeps must not wait for it.
     await stack.enter_async_context(_repeated("deletions", _DELETIONS_SECONDS, services.run_deletion.finish_all))
+    await stack.enter_async_context(_running("webhooks", services.webhook_follower.run()))
     # Last, so that it stops first: its jobs use the store and whatever their handlers need.
     jobs = services.background_jobs
     await stack.enter_async_context(_running("jobs", jobs.worker.run()))

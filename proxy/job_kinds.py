@@ -12,6 +12,7 @@ from proxy.jobs.sweeping import cleaning
 from proxy.retention.eraser import EMPTYING, SessionEraser
 from proxy.retention.retention import RetentionService
 from proxy.settings import JobSettings
+from proxy.webhooks.delivering import Delivery
 
 # Retention is a matter of days: a minute more is not noticed, and an idle proxy writes four small rows for it.
 RETENTION_SECONDS = 60.0
@@ -24,6 +25,7 @@ def job_kinds(
     clock: Clock,
     eraser: SessionEraser,
     retention: RetentionService,
+    webhooks: Delivery,
 ) -> JobKinds:
     """Return all kinds with their schedules."""
 
@@ -41,6 +43,7 @@ def job_kinds(
         [
             JobKind(name=EMPTYING, handler=empty, concurrency=1),
             JobKind(name="retention", handler=retain, concurrency=1),
+            webhooks.kind(),
         ],
         [Schedule(name="retention", kind="retention", every_seconds=RETENTION_SECONDS)],
     )

@@ -22,6 +22,7 @@ from proxy.jobs.setup import Jobs, build_jobs
 from proxy.lifecycle.signals import Signals
 from proxy.limits.service import RunLimits
 from proxy.metrics import Metrics
+from proxy.outbound.client import Client
 from proxy.overview.service import OverviewService
 from proxy.projects.service import ProjectDirectory
 from proxy.retention.erasing import EraseService
@@ -47,6 +48,10 @@ from proxy.versions.inspector import WeightsInspector
 from proxy.versions.retention import WeightRetention
 from proxy.versions.service import VersionService
 from proxy.versions.steering import VersionSteering
+from proxy.webhooks.delivering import Delivery
+from proxy.webhooks.following import WebhookFollower
+from proxy.webhooks.secrets import SigningSecrets
+from proxy.webhooks.service import WebhookService
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,8 @@ class Services:
     retention: RetentionService
     jobs: JobService
     background_jobs: Jobs
+    webhooks: WebhookService
+    webhook_follower: WebhookFollower
     engines: EnginePool
     engine_directory: EngineDirectory
     engine_admission: EngineAdmission
@@ -117,10 +124,20 @@ async def build_services(
     asked = AskedBatches()
     erasing = EraseService(database, runs, credentials, signals, clock, observer=metrics)
     retention = RetentionService(database, runs, erasing, clock)
+    outbound = Client(settings.outbound, clock=clock)
+    stack.push_async_callback(outbound.aclose)
+    webhook_secrets = SigningSecrets(secret)
     jobs = build_jobs(
         settings.jobs,
         database=database,
-        kinds=job_kinds(database=database, settings=settings.jobs, clock=clock, eraser=erasing, retention=retention),
+        kinds=job_kinds(
+            database=database,
+            settings=settings.jobs,
+            clock=clock,
+            eraser=erasing,
+            retention=retention,
+            webhooks=Delivery(database, outbound, webhook_secrets, signals, clock),
+        ),
         signals=signals,
         clock=clock,
         observer=metrics,
@@ -224,6 +241,8 @@ async def build_services(
         retention=retention,
         jobs=jobs.service,
         background_jobs=jobs,
+        webhooks=WebhookService(database, outbound, webhook_secrets, jobs.service, signals, clock),
+        webhook_follower=WebhookFollower(database, signals, clock),
         engines=engines,
         engine_directory=EngineDirectory(
             pool=engines, registry=registry, database=database, signals=signals, clock=clock

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from proxy.auth.secret import find_secret
 from proxy.clock import system_clock
 from proxy.contract.extras import missing_packages
 from proxy.database.unit_of_work import Database
@@ -19,11 +20,14 @@ from proxy.jobs.worker import JobWorker
 from proxy.lifecycle.signals import Signals
 from proxy.log import logger
 from proxy.metrics import Metrics
+from proxy.outbound.client import Client
 from proxy.retention.eraser import SessionEraser
 from proxy.retention.retention import RetentionService
 from proxy.runs.service import RunDirectory
 from proxy.settings import ConfigurationError, Settings
 from proxy.startup import open_database
+from proxy.webhooks.delivering import Delivery
+from proxy.webhooks.secrets import SigningSecrets
 
 # How long a due job's message may take before workers take the job without it.
 LATE_SECONDS = 15.0
@@ -38,7 +42,17 @@ def worker_kinds(database: Database, settings: Settings, signals: Signals, metri
     clock = system_clock
     eraser = SessionEraser(database, signals, clock, observer=metrics)
     retention = RetentionService(database, RunDirectory(database, clock), eraser, clock)
-    return job_kinds(database=database, settings=settings.jobs, clock=clock, eraser=eraser, retention=retention)
+    # Never a new secret: with another one than the proxies', this worker would sign so that no receiver accepts it.
+    secrets = SigningSecrets(find_secret(settings.server.data_dir))
+    webhooks = Delivery(database, Client(settings.outbound, clock=clock), secrets, signals, clock)
+    return job_kinds(
+        database=database,
+        settings=settings.jobs,
+        clock=clock,
+        eraser=eraser,
+        retention=retention,
+        webhooks=webhooks,
+    )
 
 
 def run_worker(

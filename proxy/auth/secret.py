@@ -35,7 +35,19 @@ def load_secret(data_dir: Path) -> bytes:
                 path.hardlink_to(temporary)
         finally:
             temporary.unlink()
-    secret = path.read_bytes()
+    return _checked(path, path.read_bytes())
+
+
+def find_secret(data_dir: Path) -> bytes | None:
+    """Read the file `secret` if it is there. Raise ConfigurationError if it has the wrong length."""
+    path = data_dir / "secret"
+    try:
+        return _checked(path, path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _checked(path: Path, secret: bytes) -> bytes:
     if len(secret) != _SECRET_BYTES:
         raise ConfigurationError(
             f"{path} is damaged: it has {len(secret)} bytes instead of {_SECRET_BYTES}; restore it from a backup"

@@ -20,6 +20,7 @@ KeyId = NewType("KeyId", str)
 EngineId = NewType("EngineId", str)
 JobId = NewType("JobId", str)
 ProjectId = NewType("ProjectId", str)
+WebhookId = NewType("WebhookId", str)
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
@@ -151,6 +152,10 @@ def new_job_id() -> JobId:
 
 def new_project_id() -> ProjectId:
     return ProjectId(_new("prj"))
+
+
+def new_webhook_id() -> WebhookId:
+    return WebhookId(_new("whk"))
 
 
 def new_request_id() -> str:

@@ -30,7 +30,7 @@ from proxy.keys.scopes import Scope, checked_scope
 from proxy.overview.endpoints import Limit, Overview, Who, json_answer, permitted_run_id
 from proxy.overview.filters import Cursor
 from proxy.overview.service import OverviewService
-from proxy.projects.service import ProjectDirectory
+from proxy.projects.endpoints import Directory, permitted_project_id
 
 router = APIRouter(prefix="/api/v1", tags=["keys"], route_class=StrictRoute)
 
@@ -44,12 +44,7 @@ def credentials_of(request: Request) -> Credentials:
     return service(request, Credentials)
 
 
-def projects_of(request: Request) -> ProjectDirectory:
-    return service(request, ProjectDirectory)
-
-
 Keys = Annotated[Credentials, Depends(credentials_of)]
-Projects = Annotated[ProjectDirectory, Depends(projects_of)]
 Label = Annotated[str | None, Field(max_length=200)]
 Lifetime = Annotated[float | None, Field(gt=0, le=_LONGEST_LIFE, allow_inf_nan=False)]
 
@@ -88,7 +83,7 @@ async def keys(
     who: Who,
     overview: Overview,
     credentials: Keys,
-    projects: Projects,
+    projects: Directory,
     kind: PrincipalKind | None = None,
     run: str | None = None,
     project: str | None = None,
@@ -103,7 +98,7 @@ async def keys(
     found = await credentials.page(
         kinds=_DEFAULT_KINDS if kind is None else (kind,),
         run_id=None if run is None else await permitted_run_id(run, who, overview, Right.CHANGE),
-        project_id=await _project_id(who, project, projects),
+        project_id=await permitted_project_id(project, who, projects),
         with_revoked=revoked,
         below=None if after is None else (after.at, after.key),
         limit=limit + 1,
@@ -121,7 +116,7 @@ async def own_key(who: Who, credentials: Keys) -> Response:
 
 @router.post("/keys", status_code=201, openapi_extra=described(NewKeyBody, answers={201: "The new key."}))
 async def create_key(
-    request: Request, who: Who, overview: Overview, credentials: Keys, projects: Projects
+    request: Request, who: Who, overview: Overview, credentials: Keys, projects: Directory
 ) -> Response:
     """Create a key. `key` in the response is its text, which cannot be read again."""
     require_right(who, Right.CHANGE)
@@ -130,7 +125,7 @@ async def create_key(
     scope = checked_scope(kind, Scope(run=body.run, project=body.project, all_runs=body.all_runs))
     name = _checked_name(body)
     run_id = None if scope.run is None else await permitted_run_id(scope.run, who, overview, Right.CHANGE)
-    project_id = None if scope.project is None else await _project_id(who, scope.project, projects)
+    project_id = None if scope.project is None else await permitted_project_id(scope.project, who, projects)
     within = project_id if run_id is None else (await overview.owner_of(run_id)).project_id
     _check_manages(who, kind, within)
     made = await credentials.create(
@@ -188,17 +183,6 @@ async def revoke_run_key(run: str, key_id: str, who: Who, overview: Overview, cr
         raise NotFound(f"the run {run!r} has no key {key_id!r}")
     await credentials.revoke(key_id)
     return Response(status_code=204)
-
-
-async def _project_id(who: Principal, asked: str | None, projects: ProjectDirectory) -> str | None:
-    """Return the id of the project that is asked for, which must be the key's own if it has one; the latter if none
-    is. Raise NotFound."""
-    if who.project_id is None:
-        return None if asked is None else (await projects.get(asked)).id
-    own = await projects.get(who.project_id)
-    if asked not in (None, own.id, own.name):
-        raise NotFound(f"there is no project {asked!r}", param="project")
-    return own.id
 
 
 async def _managed(key_id: str, who: Principal, overview: OverviewService, credentials: Credentials) -> None:

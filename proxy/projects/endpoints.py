@@ -103,5 +103,16 @@ async def visible_project(name_or_id: str, who: Principal, directory: ProjectDir
     return own
 
 
+async def permitted_project_id(asked: str | None, who: Principal, directory: ProjectDirectory) -> str | None:
+    """Return the id of the project that is asked for, which must be the key's own if it has one; the key's project,
+    if any, where none is asked for. Raise NotFound."""
+    if who.project_id is None:
+        return None if asked is None else (await directory.get(asked)).id
+    own = await directory.get(who.project_id)
+    if asked not in (None, own.id, own.name):
+        raise NotFound(f"there is no project {asked!r}", param="project")
+    return own.id
+
+
 def _answer(view: Any, status: int = 200) -> JSONResponse:
     return JSONResponse(msgspec.to_builtins(view), status, {"cache-control": "no-store"})

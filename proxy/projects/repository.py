@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from proxy.contract.states import RunState
 from proxy.database.rows import AnyRow
-from proxy.database.tables import DEFAULT_PROJECT_ID, ApiKeyRow, ProjectRow, RunRow
+from proxy.database.tables import DEFAULT_PROJECT_ID, ApiKeyRow, ProjectRow, RunRow, WebhookRow
 from proxy.errors import Conflict
 
 
@@ -60,9 +60,10 @@ class ProjectRepository:
         self._connection.execute(update(ProjectRow).where(ProjectRow.id == project_id).values(values))
 
     def delete(self, project_id: str) -> None:
-        """Delete a project without runs, and its keys."""
+        """Delete a project without runs, its keys and its webhooks."""
         # Referring rows first: PostgreSQL enforces the foreign keys statement by statement.
-        self._connection.execute(delete(ApiKeyRow).where(ApiKeyRow.project_id == project_id))
+        for table in (ApiKeyRow, WebhookRow):
+            self._connection.execute(delete(table).where(table.project_id == project_id))
         # Rows of deleted runs stay until all that belonged to them is removed.
         deleted = update(RunRow).where(RunRow.project_id == project_id)
         self._connection.execute(deleted.values(project_id=DEFAULT_PROJECT_ID))

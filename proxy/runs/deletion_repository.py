@@ -26,6 +26,7 @@ from proxy.database.tables import (
     SessionUserRow,
     TokenAuditRow,
     TurnRow,
+    WebhookRow,
 )
 
 # Bounds of one transaction, which other writes wait for.
@@ -75,11 +76,13 @@ class DeletionRepository:
         return RunData(sessions=session_count, turns=int(turns or 0), versions=version_count, bytes=int(size or 0))
 
     def hide(self, run_id: str) -> None:
-        """Mark the run as deleted, free its name, and delete its keys. From now on nobody finds the run."""
+        """Mark the run as deleted, free its name, and delete its keys and webhooks. From now on nobody finds the
+        run."""
         # No name has a space, so this one clashes with none and cannot be asked for.
         values = {"state": RunState.DELETED.value, "name": f"deleted {run_id}"}
         self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(**values))
-        self._connection.execute(delete(ApiKeyRow).where(ApiKeyRow.run_id == run_id))
+        for table in (ApiKeyRow, WebhookRow):
+            self._connection.execute(delete(table).where(table.run_id == run_id))
 
     def hidden(self) -> list[str]:
         """Return the runs that are marked as deleted."""

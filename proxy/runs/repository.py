@@ -23,6 +23,7 @@ from proxy.database.tables import (
     RateLimitRow,
     RunRow,
     SessionRow,
+    WebhookRow,
 )
 from proxy.errors import Conflict
 
@@ -147,7 +148,7 @@ class RunRepository:
     def delete(self, run_id: str) -> None:
         """Delete a run that nobody has used yet, and every row that refers to it."""
         # Referring rows first: PostgreSQL enforces the foreign keys statement by statement.
-        for table in (ApiKeyRow, GroupRow, PolicyVersionRow, RateLimitRow, EventRow):
+        for table in (ApiKeyRow, GroupRow, PolicyVersionRow, RateLimitRow, EventRow, WebhookRow):
             self._connection.execute(delete(table).where(table.run_id == run_id))
         self._connection.execute(delete(RunRow).where(RunRow.id == run_id))
 

@@ -22,6 +22,7 @@ from proxy.database.tables.runs import (
 from proxy.database.tables.sessions import GroupRow, SessionRow, SessionUserRow
 from proxy.database.tables.training import ClaimedSessionRow, ClaimRow, PolicyVersionRow, TokenAuditRow
 from proxy.database.tables.turns import NO_CONVERSATION, TurnRow
+from proxy.database.tables.webhooks import WebhookRow
 
 __all__ = [
     "DEFAULT_PROJECT_ID",
@@ -49,5 +50,6 @@ __all__ = [
     "SignOutRow",
     "TokenAuditRow",
     "TurnRow",
+    "WebhookRow",
     "WriteProbeRow",
 ]
