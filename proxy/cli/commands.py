@@ -30,6 +30,7 @@ from proxy.cli.steps_commands import steps_app
 from proxy.cli.texts_commands import texts_app
 from proxy.cli.train_commands import train
 from proxy.cli.versions_commands import versions_app
+from proxy.cli.webhooks_commands import webhooks_app
 
 if TYPE_CHECKING:
     from proxy.cli.operations import Operations
@@ -71,6 +72,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(rewards_app, name="rewards")
 app.add_typer(texts_app, name="texts")
 app.add_typer(jobs_app, name="jobs")
+app.add_typer(webhooks_app, name="webhooks")
 app.add_typer(db_app, name="db")
 app.command()(train)
 app.command()(worker)

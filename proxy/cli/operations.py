@@ -165,6 +165,37 @@ class Operations:
     async def retry_dead_jobs(self, wanted: Mapping[str, str]) -> dict[str, Any]:
         return await self.send("/api/v1/jobs/retry", dict(wanted), b"", label="the dead jobs")
 
+    async def webhooks(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return webhooks. `wanted` are the filters of GET /api/v1/webhooks."""
+        return await self._list(f"/api/v1/webhooks?{urlencode(wanted)}", "webhooks")
+
+    async def create_webhook(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self.send("/api/v1/webhooks", {}, json.dumps(body).encode(), label="the new webhook")
+
+    async def change_webhook(self, webhook: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        content = json.dumps(body).encode()
+        return await self.send(_webhook_path(webhook), {}, content, label="the webhook", method="PATCH")
+
+    async def rotate_webhook(self, webhook: str, grace_seconds: float) -> dict[str, Any]:
+        body = json.dumps({"grace_seconds": grace_seconds}).encode()
+        return await self.send(f"{_webhook_path(webhook)}/rotate", {}, body, label="the webhook")
+
+    async def test_webhook(self, webhook: str) -> dict[str, Any]:
+        return await self.send(f"{_webhook_path(webhook)}/test", {}, b"", label="the webhook")
+
+    async def delete_webhook(self, webhook: str) -> None:
+        await self._ask("DELETE", _webhook_path(webhook))
+
+    async def deliveries(self, webhook: str, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return deliveries, newest first. `wanted` are the filters of GET …/deliveries."""
+        return await self._list(f"{_webhook_path(webhook)}/deliveries?{urlencode(wanted)}", "deliveries")
+
+    async def delivery(self, webhook: str, delivery: str) -> dict[str, Any]:
+        return await self._get(_delivery_path(webhook, delivery))
+
+    async def redeliver(self, webhook: str, delivery: str) -> dict[str, Any]:
+        return await self.send(f"{_delivery_path(webhook, delivery)}/redeliver", {}, b"", label="the delivery")
+
     async def health(self) -> dict[str, Any]:
         return await self._get("/api/v1/health")
 
@@ -234,6 +265,14 @@ class Operations:
 
 def _engine_path(name: str) -> str:
     return f"/api/v1/engines/{quote(name, safe='')}"
+
+
+def _webhook_path(webhook: str) -> str:
+    return f"/api/v1/webhooks/{quote(webhook, safe='')}"
+
+
+def _delivery_path(webhook: str, delivery: str) -> str:
+    return f"{_webhook_path(webhook)}/deliveries/{quote(delivery, safe='')}"
 
 
 def _path_of(run: str) -> str:

@@ -7,6 +7,7 @@ import json
 
 from sqlalchemy import insert
 
+from proxy.contract.states import JobState
 from proxy.database.tables import EventRow
 from proxy.jobs.kinds import JobKinds
 from proxy.jobs.running import Outcome
@@ -116,7 +117,7 @@ async def test_a_delivery_that_never_succeeds_is_dead_after_hours_and_causes_no_
     assert webhooks.clock() > began + 6 * 3600
     assert len(await webhooks.jobs.events("job.dead")) == 1
     assert await webhooks.deliver() == []
-    (dead,) = await webhooks.service.deliveries(made.webhook.id, states=["dead"], below=None, limit=9)
+    (dead,) = await webhooks.service.deliveries(made.webhook.id, states=[JobState.DEAD], below=None, limit=9)
     assert (dead.type, dead.error, dead.attempts) == ("run.paused", "it answered 500", 15)
 
 
