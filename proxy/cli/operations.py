@@ -126,6 +126,9 @@ class Operations:
     async def versions(self, run: str) -> dict[str, Any]:
         return await self._get(f"{_path_of(run)}/versions")
 
+    async def version_diff(self, run: str, before: int, after: int, limit: int) -> dict[str, Any]:
+        return await self._get(f"{_path_of(run)}/versions/diff?from={before}&to={after}&limit={limit}")
+
     async def change_versions(self, run: str, change: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Make one of the changes `N/pin`, `unpin`, `rollback` and `N/reject`."""
         content = json.dumps(body).encode()

@@ -61,6 +61,34 @@ def versions_list(
     ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.versions(run), show, as_json=as_json)
 
 
+@versions_app.command("diff")
+def versions_diff(
+    run: RunArgument,
+    before: Annotated[int, typer.Argument(min=0, help="The earlier version.")],
+    after: Annotated[int, typer.Argument(min=0, help="A later version that was made from it.")],
+    limit: Annotated[int, typer.Option(help="Most sessions and tasks to list.", min=1, max=200)] = 10,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain what changed between two versions: the steps, the sessions that moved the policy most, the tasks that
+    got better and worse, and figures of both."""
+
+    def show(found: dict[str, Any]) -> None:
+        from proxy.cli.version_drawing import draw_diff
+
+        for part in draw_diff(found):
+            out.print(part)
+
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.version_diff(run, before, after, limit),
+        show,
+        as_json=as_json,
+    )
+
+
 @versions_app.command("pin")
 def versions_pin(
     run: RunArgument,

@@ -9,6 +9,7 @@ with that cursor gives the next page. A key that may read a run (`auth/access.py
     GET  /api/v1/runs/{run}/steps                {"steps": [StepItem…], "next_cursor"}
     GET  /api/v1/runs/{run}/steps/{version}      StepView
     GET  /api/v1/runs/{run}/steps/{version}/tokens   StepTokens
+    GET  /api/v1/runs/{run}/versions/diff        VersionDiff; ?from=3&to=7
     GET  /api/v1/runs/{run}/curves               Curves
     GET  /api/v1/runs/{run}/events               server-sent events: `snapshot`, Snapshot
     GET  /api/v1/sessions/{id}                   SessionView; ?tokens=1 adds ids and log-probabilities
@@ -106,6 +107,20 @@ async def step(run: str, version: VersionNumber, who: Who, overview: Overview) -
 @router.get("/runs/{run}/steps/{version}/tokens")
 async def step_tokens(run: str, version: VersionNumber, who: Who, overview: Overview) -> Response:
     return json_answer(await overview.step_tokens(await readable_run(run, who, overview), version))
+
+
+@router.get("/runs/{run}/versions/diff")
+async def version_diff(
+    run: str,
+    who: Who,
+    overview: Overview,
+    before: Annotated[int, Query(alias="from", ge=0, le=MAX_VERSION)],
+    after: Annotated[int, Query(alias="to", ge=0, le=MAX_VERSION)],
+    limit: Limit = 20,
+) -> Response:
+    """Explain what changed from one version to a later one; each list has at most `limit` entries."""
+    run_id = await readable_run(run, who, overview)
+    return json_answer(await overview.compare_versions(run_id, before, after, limit=limit))
 
 
 @router.get("/runs/{run}/curves")

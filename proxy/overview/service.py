@@ -36,6 +36,8 @@ from proxy.overview.steps.assembly import step_item
 from proxy.overview.steps.repository import StepOverviewRepository
 from proxy.overview.steps.service import StepOverview
 from proxy.overview.steps.views import StepPage, StepTokens, StepView
+from proxy.overview.versions.service import VersionComparison
+from proxy.overview.versions.views import VersionDiff
 from proxy.overview.views import Curves, EngineView, EventItem, Health, RunList, RunSummary, Snapshot
 from proxy.runs.asking import AskedBatches
 from proxy.runs.repository import RunRepository
@@ -83,6 +85,7 @@ class OverviewService:
         self.ledger = LedgerOverview(database)
         self._sessions = SessionOverview(database, token_text)
         self._steps = StepOverview(database, token_text)
+        self._versions = VersionComparison(database)
         self._figures = RunFigures(
             database=database,
             clock=clock,
@@ -217,6 +220,11 @@ class OverviewService:
     async def step(self, name_or_id: str, version: int) -> StepView:
         run = await self._run_row(name_or_id)
         return await self._steps.step(run.id, run.name, version)
+
+    async def compare_versions(self, name_or_id: str, before: int, after: int, *, limit: int) -> VersionDiff:
+        """Compare a version with a later one (`VersionComparison.compare`). Raise InvalidRequest."""
+        run = await self._run_row(name_or_id)
+        return await self._versions.compare(run.id, run.name, before, after, limit=limit)
 
     async def step_tokens(self, name_or_id: str, version: int) -> StepTokens:
         run = await self._run_row(name_or_id)

@@ -47,6 +47,12 @@ def test_the_trainer_continues_from_the_version_that_was_gone_back_to(proxy: Rea
     assert "shorter" in " ".join(rows[1])
     assert "2 older ones are not shown: --limit 4" in asked(proxy, "list", RUN, "--limit", "2")
     assert json.loads(asked(proxy, "list", RUN, "--json"))["head"] == 3
+    diff = asked(proxy, "diff", RUN, "0", "3")
+    assert "v0 to v3: 2 steps trained" in diff
+    assert "sessions that moved it most" in diff
+    assert "mean reward" not in diff, "nothing was answered by version 3"
+    assert "mean reward" in asked(proxy, "diff", RUN, "0", "1")
+    assert "was not made from version 2" in asked(proxy, "diff", RUN, "2", "3", status=1)
     notice = "version 2 was rolled back: answers got shorter"
     assert notice in " ".join(asked(proxy, "pin", RUN, "2", "--reason", "why not", status=1).split())
 
