@@ -34,6 +34,10 @@ _TIMEOUT_SECONDS = 180.0
 DISABLE_SECONDS = 3 * 86400.0
 # The pause before another worker tries a delivery that this one cannot sign.
 _UNSIGNED_SECONDS = 30.0
+# After a failure that took so long, this process leaves the webhook alone for a while: a receiver that hangs would
+# otherwise take all places, one message after the other, and deliveries to others would wait.
+SLOW_SECONDS = 2.0
+REST_SECONDS = 30.0
 # The status by which a receiver says that it wants no more, by Standard Webhooks.
 _GONE = 410
 
@@ -51,6 +55,7 @@ class Delivery:
         self._secrets = secrets
         self._signals = signals
         self._clock = clock
+        self._resting_until: dict[str, float] = {}
 
     def kind(self) -> JobKind:
         return JobKind(
@@ -71,6 +76,9 @@ class Delivery:
             raise JobRefused("the webhook was deleted")
         if webhook.disabled_at is not None and not is_test:
             raise JobRefused("the webhook is disabled: enable it, then deliver again")
+        rest = self._resting_until.get(webhook_id, 0.0) - self._clock()
+        if rest > 0 and not is_test:
+            raise JobPostponed(f"the receiver is slow: {webhook.last_error}", seconds=rest)
         secrets = self._signing_secrets(webhook)
         began = time.monotonic()
         try:
@@ -78,6 +86,8 @@ class Delivery:
                 webhook.url, job.payload["body"].encode(), event_id=job.payload["event"], secrets=secrets
             )
         except (TargetRefused, TargetFailed) as error:
+            if time.monotonic() - began > SLOW_SECONDS:
+                self._resting_until[webhook_id] = self._clock() + REST_SECONDS
             await self._fail(webhook, str(error), is_test=is_test, is_final=isinstance(error, TargetRefused))
         else:
             if answer.problem is not None:

@@ -228,7 +228,7 @@ class WebhookService:
                 continue
             raise InvalidRequest(
                 f"there is no event {name[:48]!r}: name kinds such as `version.committed`, domains such as `version`,"
-                " or `*` for all; the reference lists them",
+                " or `*` for all; docs/webhooks.md lists them",
                 param="events",
             )
 

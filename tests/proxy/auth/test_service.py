@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.pool import NullPool
 
-from proxy.auth.secret import load_secret
+from proxy.auth.secret import find_secret, load_secret
 from proxy.auth.service import Credentials, PrincipalKind
 from proxy.database.tables import ApiKeyRow, Base
 from proxy.errors import AuthenticationFailed, Conflict, KeyExpired, NotFound
@@ -270,3 +270,12 @@ async def test_an_admin_key_that_expires_does_not_make_the_last_one_dispensable(
     with pytest.raises(Conflict, match="last admin key"):
         await store.credentials.revoke(last.id)
     await store.credentials.revoke(guest.id)
+
+
+def test_a_secret_is_found_and_not_made(tmp_path: Path) -> None:
+    assert find_secret(tmp_path) is None
+    assert not (tmp_path / "secret").exists()
+    assert load_secret(tmp_path) == find_secret(tmp_path)
+    (tmp_path / "secret").write_bytes(b"short")
+    with pytest.raises(ConfigurationError, match="damaged"):
+        find_secret(tmp_path)

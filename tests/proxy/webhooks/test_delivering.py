@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from sqlalchemy import insert
 
 from proxy.contract.states import JobState
 from proxy.database.tables import EventRow
+from proxy.database.unit_of_work import Database
 from proxy.jobs.kinds import JobKinds
 from proxy.jobs.running import Outcome
 from proxy.outbound.signing import signature
+from proxy.webhooks import delivering
 from proxy.webhooks.delivering import DISABLE_SECONDS, Delivery
 from proxy.webhooks.following import WebhookFollower
 from proxy.webhooks.repository import EVENTS_AT_ONCE
 from proxy.webhooks.secrets import SigningSecrets
-from proxy.webhooks.service import WebhookChange
+from proxy.webhooks.service import WebhookChange, WebhookRequest
 from tests.fakes.run_history import add_run
 from tests.proxy.outbound.targets import Received
-from tests.proxy.webhooks.world import DEFAULT_PROJECT_ID, INSTALLATION, Webhooks
+from tests.proxy.webhooks.world import DEFAULT_PROJECT_ID, INSTALLATION, Webhooks, open_webhooks
 
 DAY = 86400.0
 
@@ -148,6 +151,29 @@ async def test_a_webhook_that_fails_for_days_is_disabled_with_an_event(webhooks:
     await webhooks.happen("run.unarchived")
     await webhooks.deliver()
     assert webhooks.types == ["webhook.disabled", "run.unarchived"]
+
+
+async def test_a_receiver_that_hangs_does_not_hold_up_the_others(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivering, "SLOW_SECONDS", 0.05)
+    database = Database(database_url)
+    async with open_webhooks(database, seconds=0.1) as slow, open_webhooks(database) as other:
+        await slow.create("run.paused")
+        slow.status = 0
+        await slow.happen("run.paused")
+        assert await slow.deliver() == [Outcome.FAILED]
+        slow.clock.now += 5.0
+        await slow.happen("run.paused")
+        await slow.service.create(WebhookRequest(url=other.url, events=("run.resumed",)))
+        await slow.happen("run.resumed")
+        assert sorted(await slow.deliver()) == [Outcome.DONE, Outcome.POSTPONED]
+        assert (len(slow.received), other.types) == (1, ["run.resumed"])
+        # After the rest, all that waited is sent.
+        slow.status = 200
+        slow.clock.now += delivering.REST_SECONDS
+        assert await slow.deliver() == [Outcome.DONE, Outcome.DONE]
+    await database.aclose()
 
 
 async def test_a_receiver_that_answers_410_gets_no_more(webhooks: Webhooks) -> None:

@@ -11,6 +11,7 @@ import pytest
 from proxy.auth.service import PrincipalKind
 from proxy.http.services import provide
 from proxy.projects.service import ProjectDirectory
+from proxy.runs.deletion import RunDeletion
 from proxy.webhooks import endpoints
 from tests.fakes.run_history import NOW, add_run
 from tests.proxy.overview.site import Site, open_site
@@ -194,4 +195,17 @@ async def test_a_deleted_project_takes_its_webhooks_with_it(admin: Api, site: Si
     await projects.create("theirs")
     made = await admin.ask("POST", status=201, json={"url": PUBLIC, "events": ["*"], "project": "theirs"})
     await projects.delete("theirs")
+    await admin.refusal(404, "GET", f"/{made['id']}")
+
+
+async def test_a_deleted_run_takes_its_webhooks_with_it(
+    admin: Api, site: Site, webhooks: Webhooks, tmp_path: Path
+) -> None:
+    await add_run(site.database)
+    made = await admin.ask("POST", status=201, json={"url": PUBLIC, "events": ["*"], "run": "calculator"})
+    deletion = RunDeletion(
+        database=site.database, signals=site.signals, clock=webhooks.clock, weights_dir=tmp_path / "weights"
+    )
+    assert await deletion.delete("calculator", confirm=None, is_served=False)
+    await deletion.aclose()
     await admin.refusal(404, "GET", f"/{made['id']}")

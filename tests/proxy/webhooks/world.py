@@ -33,10 +33,10 @@ INSTALLATION = b"i" * 32
 class Webhooks:
     """The webhooks of a store. `status` is the answer of the receiver, at `url`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, seconds: float) -> None:
         self.jobs = Jobs(database)
         self.database, self.clock, self.signals = database, self.jobs.clock, self.jobs.signals
-        outbound = OutboundSettings(allow=(LOOPBACK,), timeout_seconds=5.0)
+        outbound = OutboundSettings(allow=(LOOPBACK,), timeout_seconds=seconds)
         client = self.client = Client(outbound, clock=self.clock)
         secrets = SigningSecrets(INSTALLATION)
         self.service = WebhookService(database, client, secrets, self.jobs.service, self.signals, self.clock)
@@ -60,6 +60,9 @@ class Webhooks:
         return [json.loads(request.body)["type"] for request in self.received]
 
     async def answer(self, writer: asyncio.StreamWriter) -> None:
+        """Answer with `status`; never if it is 0."""
+        if self.status == 0:
+            await asyncio.Event().wait()
         writer.write(f"HTTP/1.1 {self.status} X\r\ncontent-length: 0\r\n\r\n".encode())
         await writer.drain()
 
@@ -84,8 +87,8 @@ class Webhooks:
 
 
 @asynccontextmanager
-async def open_webhooks(database: Database) -> AsyncIterator[Webhooks]:
-    webhooks = Webhooks(database)
+async def open_webhooks(database: Database, *, seconds: float = 5.0) -> AsyncIterator[Webhooks]:
+    webhooks = Webhooks(database, seconds)
     try:
         async with target(webhooks.answer) as receiver:
             webhooks.receiver = receiver
