@@ -23,6 +23,7 @@ from proxy.lifecycle.signals import Signals
 from proxy.limits.service import RunLimits
 from proxy.metrics import Metrics
 from proxy.outbound.client import Client
+from proxy.outbound.secrets import SigningSecrets
 from proxy.overview.service import OverviewService
 from proxy.projects.service import ProjectDirectory
 from proxy.retention.erasing import EraseService
@@ -50,7 +51,6 @@ from proxy.versions.service import VersionService
 from proxy.versions.steering import VersionSteering
 from proxy.webhooks.delivering import Delivery
 from proxy.webhooks.following import WebhookFollower
-from proxy.webhooks.secrets import SigningSecrets
 from proxy.webhooks.service import WebhookService
 
 

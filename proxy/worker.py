@@ -21,13 +21,13 @@ from proxy.lifecycle.signals import Signals
 from proxy.log import logger
 from proxy.metrics import Metrics
 from proxy.outbound.client import Client
+from proxy.outbound.secrets import SigningSecrets
 from proxy.retention.eraser import SessionEraser
 from proxy.retention.retention import RetentionService
 from proxy.runs.service import RunDirectory
 from proxy.settings import ConfigurationError, Settings
 from proxy.startup import open_database
 from proxy.webhooks.delivering import Delivery
-from proxy.webhooks.secrets import SigningSecrets
 
 # How long a due job's message may take before workers take the job without it.
 LATE_SECONDS = 15.0

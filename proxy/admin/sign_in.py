@@ -50,7 +50,7 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
     def sections(self) -> tuple[tuple[str, str], ...]:
         """The names and addresses of the pages that the header links."""
         if self.is_admin:
-            names = ("Engines", "Jobs", "Events")
+            names = ("Engines", "Jobs", "Webhooks", "Events")
             return ("Runs", "/admin"), *((name, f"/admin/{name.lower()}") for name in names)
         return ("Runs", "/admin"), ("Events", "/admin/events")
 

@@ -17,9 +17,9 @@ from proxy.lifecycle.signals import Signals
 from proxy.log import logger
 from proxy.outbound.client import Client
 from proxy.outbound.failures import TargetFailed, TargetRefused
+from proxy.outbound.secrets import SigningSecrets
 from proxy.webhooks.messages import KIND, TEST
 from proxy.webhooks.repository import WebhookRepository
-from proxy.webhooks.secrets import SigningSecrets
 
 # Fifteen attempts over about 17 hours: a receiver that is down over night misses nothing.
 _ATTEMPTS = 15

@@ -19,9 +19,9 @@ from proxy.lifecycle.outbox import enqueue
 from proxy.lifecycle.signals import Signals
 from proxy.outbound.client import Client
 from proxy.outbound.failures import TargetRefused
+from proxy.outbound.secrets import SigningSecrets
 from proxy.webhooks.messages import KIND, TEST, Message, is_event_name, is_known, iso_time, message_id, payload_of
 from proxy.webhooks.repository import WebhookRepository
-from proxy.webhooks.secrets import SigningSecrets
 from proxy.webhooks.views import DeliveryView, NewSecret, WebhookView, delivery_view, webhook_view
 
 # Each webhook costs a look at every event.

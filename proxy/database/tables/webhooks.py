@@ -27,7 +27,7 @@ class WebhookRow(Base):
     last_event_id: Mapped[int] = mapped_column(Big)
     """The last event of the log that was considered for the webhook."""
     secret_generation: Mapped[int] = mapped_column(Integer)
-    """The signing secret is derived from this number and the installation's secret (`webhooks/secrets.py`)."""
+    """The signing secret is derived from this number and the installation's secret (`outbound/secrets.py`)."""
     secret_fingerprint: Mapped[str] = mapped_column(String(16))
     """Identifies the installation's secret from which it is derived."""
     previous_until: Mapped[float | None] = mapped_column(Float)

@@ -13,12 +13,12 @@ from proxy.database.tables import EventRow
 from proxy.database.unit_of_work import Database
 from proxy.jobs.kinds import JobKinds
 from proxy.jobs.running import Outcome
+from proxy.outbound.secrets import SigningSecrets
 from proxy.outbound.signing import signature
 from proxy.webhooks import delivering
 from proxy.webhooks.delivering import DISABLE_SECONDS, Delivery
 from proxy.webhooks.following import WebhookFollower
 from proxy.webhooks.repository import EVENTS_AT_ONCE
-from proxy.webhooks.secrets import SigningSecrets
 from proxy.webhooks.service import WebhookChange, WebhookRequest
 from tests.fakes.run_history import add_run
 from tests.proxy.outbound.targets import Received

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import proxy
+from proxy.outbound.secrets import SigningSecrets
 from proxy.webhooks.messages import (
     KNOWN_EVENTS,
     Message,
@@ -21,7 +22,6 @@ from proxy.webhooks.messages import (
     payload_of,
     subscribes,
 )
-from proxy.webhooks.secrets import SigningSecrets
 
 
 @pytest.mark.parametrize("name", ["*", "version", "version.committed", *KNOWN_EVENTS])

@@ -15,10 +15,10 @@ from proxy.database.unit_of_work import Database
 from proxy.jobs.running import Outcome
 from proxy.lifecycle.events import append_event
 from proxy.outbound.client import Client
+from proxy.outbound.secrets import SigningSecrets
 from proxy.settings import OutboundSettings
 from proxy.webhooks.delivering import Delivery
 from proxy.webhooks.following import WebhookFollower
-from proxy.webhooks.secrets import SigningSecrets
 from proxy.webhooks.service import WebhookRequest, WebhookService
 from proxy.webhooks.views import NewSecret
 from tests.proxy.jobs.world import Jobs

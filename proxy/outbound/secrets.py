@@ -1,4 +1,4 @@
-"""Signing secrets of webhooks. They are derived from the installation's secret and stored nowhere."""
+"""Signing secrets. They are derived from the installation's secret and stored nowhere."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from proxy.outbound.signing import secret_text
 class SigningSecrets:
     """Derives the signing secrets of an installation.
 
-    The store has the generation of a webhook's secret alone, so a copy of the store cannot sign. `installation` is
-    the content of the data directory's file `secret`; None for a worker that lacks the file.
+    The store has the generation of a secret alone, so a copy of the store cannot sign. `installation` is the content
+    of the data directory's file `secret`; None for a worker that lacks the file.
     """
 
     def __init__(self, installation: bytes | None) -> None:
@@ -24,9 +24,9 @@ class SigningSecrets:
             return None
         return hmac.digest(self._installation, b"fingerprint of webhook secrets", "sha256")[:8].hex()
 
-    def text(self, webhook_id: str, generation: int) -> str:
-        """Return a secret, `whsec_…`. Raise ValueError without the installation's secret."""
+    def text(self, owner: str, generation: int) -> str:
+        """Return a secret, `whsec_…`. `owner` names the webhook or judge whose requests it signs. Raise ValueError
+        without the installation's secret."""
         if self._installation is None:
             raise ValueError("the installation's secret is missing")
-        purpose = f"webhook {webhook_id} {generation}".encode()
-        return secret_text(hmac.digest(self._installation, purpose, "sha256"))
+        return secret_text(hmac.digest(self._installation, f"webhook {owner} {generation}".encode(), "sha256"))
