@@ -7,7 +7,7 @@ mkdir -p "$folder"
 # Containers read the files as users of their own, which compose cannot set: the files are readable by all, and the
 # folder only by its owner.
 chmod 700 "$folder"
-for name in postgres_password redis_password admin_key run_key trainer_key; do
+for name in postgres_password redis_password admin_key run_key trainer_key grafana_password; do
   if [ -s "$folder/$name" ]; then
     continue
   fi

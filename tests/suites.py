@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-SUITES = frozenset({"archon", "browser", "clients", "end_to_end", "gpu", "pages", "ranks", "sglang", "tracking"})
+SUITES = frozenset(
+    {"archon", "browser", "clients", "end_to_end", "gpu", "images", "pages", "ranks", "sglang", "tracking"}
+)
 ROOT = Path(__file__).parent
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import stat
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 from jsonschema import Draft7Validator
@@ -29,8 +31,9 @@ from tests.deploy.composition import (
     service_environment,
     settings_environment,
 )
-from tests.docs.markdown import ROOT
+from tests.docs.markdown import ROOT, code, rows
 from tests.docs.test_commands import check
+from tests.docs.test_reference import labels, section
 from trainer.config.loading import load_settings as load_trainer_settings
 
 ONCE = "volumes"
@@ -43,6 +46,11 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("secrets")
     subprocess.run([ROOT / "deploy" / "make-secrets.sh", folder], check=True, capture_output=True)
     return folder
+
+
+def parsed(name: str) -> Any:
+    """Return a YAML file of `deploy`."""
+    return importlib.import_module("yaml").safe_load((ROOT / "deploy" / name).read_text())
 
 
 def settings_of(name: str, secrets: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
@@ -111,13 +119,15 @@ def test_a_trainers_settings_fit_the_proxys(name: str, secrets: Path, monkeypatc
 
 
 def test_every_health_check_asks_for_the_endpoint_of_its_service() -> None:
-    address = re.compile(r"http://127\.0\.0\.1:(\d+)(/\w+)")
+    address = re.compile(r"http://127\.0\.0\.1:(\d+)([\w/-]+)")
     asked = {name: address.findall(str(service.get("healthcheck"))) for name, service in SERVICES.items()}
     assert {name: found for name, found in asked.items() if found} == {
         "proxy": [("8080", "/readyz")],
         "worker": [("9101", "/metrics")],
         "engine": [("30000", "/health")],
         "engine-gpu": [("30000", "/health")],
+        "prometheus": [("9090", "/-/healthy")],
+        "grafana": [("3000", "/api/health")],
     }
     # A trainer answers nothing: one that dies is restarted, and one that hangs loses its lease.
     assert {name for name in PERMANENT if "healthcheck" not in SERVICES[name]} == {"trainer", "trainer-gpu"}
@@ -129,14 +139,41 @@ def test_services_wait_for_what_they_need_to_start() -> None:
     }
     healthy = {other for other, condition in awaited if condition == "service_healthy"}
     assert awaited - {(other, "service_healthy") for other in healthy} == {(ONCE, "service_completed_successfully")}
-    assert healthy == {"postgres", "redis", "proxy"}
-    assert all("healthcheck" in SERVICES[other] and "profiles" not in SERVICES[other] for other in healthy)
+    assert healthy == {"postgres", "redis", "proxy", "prometheus"}
+    assert all("healthcheck" in SERVICES[other] for other in healthy)
+    for name, service in SERVICES.items():
+        for other in service.get("depends_on", {}):
+            assert SERVICES[other].get("profiles", service.get("profiles")) == service.get("profiles"), name
 
 
 def test_every_profile_has_an_engine_and_a_trainer() -> None:
     profiles = {name: tuple(service["profiles"]) for name, service in SERVICES.items() if "profiles" in service}
-    assert profiles == {"engine": ("cpu",), "trainer": ("cpu",), "engine-gpu": ("gpu",), "trainer-gpu": ("gpu",)}
+    observing = {"prometheus": ("observe",), "grafana": ("observe",)}
+    engines = {"engine": ("cpu",), "trainer": ("cpu",), "engine-gpu": ("gpu",), "trainer-gpu": ("gpu",)}
+    assert profiles == engines | observing
     assert (EXAMPLE["COMPOSE_PROFILES"],) in profiles.values()
+
+
+def test_alerts_and_dashboard_ask_for_metrics_and_labels_that_exist() -> None:
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "base-rl.json").read_text())
+    asked = [rule["expr"] for group in parsed("alerts.yml")["groups"] for rule in group["rules"]]
+    asked += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    # test_reference.py compares the table with the code.
+    known = {code(cells[0])[0]: set(labels(cells[2])) for cells in rows(section("Metrics"))}
+    for expression in asked:
+        for name, given in re.findall(r"\b(base_rl_\w+?)(?:_bucket)?\b(?:\{([^}]*)\})?", expression):
+            assert name in known, f"{expression}: there is no metric {name}"
+            assert set(re.findall(r"(\w+)=~?", given)) <= known[name], expression
+    assert len(asked) > 20
+
+
+def test_prometheus_asks_services_at_their_ports() -> None:
+    jobs = {job["job_name"]: job for job in parsed("prometheus.yml")["scrape_configs"]}
+    assert jobs["proxy"]["static_configs"] == [{"targets": ["proxy:8080"]}]
+    (workers,) = jobs["worker"]["dns_sd_configs"]
+    assert (workers["names"], str(workers["port"])) == (["worker"], command("worker")[-1])
+    source = parsed("grafana/datasource.yml")["datasources"][0]
+    assert source["url"] == "http://prometheus:9090"
 
 
 @pytest.mark.parametrize("name", PERMANENT)
@@ -145,7 +182,8 @@ def test_services_have_few_rights_and_bounded_logs(name: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["user"] == ("1000:1000" if name in OURS or name == "engine-gpu" else "999:999")
+    others = {"postgres": "999:999", "redis": "999:999", "prometheus": "65534:65534", "grafana": "472:0"}
+    assert service["user"] == others.get(name, "1000:1000")
     assert service["restart"] == "unless-stopped"
     assert set(service["logging"]["options"]) == {"max-size", "max-file"}
     assert service["pids_limit"] > 0
