@@ -121,6 +121,8 @@ class TrainingLoop:
 
     def _has_signal(self, prepared: Prepared) -> bool:
         trained = bool(prepared.batch.trajectories)
+        if self.algorithm.learns_from_words:
+            return trained and prepared.has_signal
         return trained and (not prepared.advantages.all_zero or self.algorithm.has_teacher)
 
     def _ask_teacher(self, prepared: Prepared) -> Taught | None:
@@ -135,7 +137,8 @@ class TrainingLoop:
         # Seeded for each step, so that a replay of the step draws the same dropout.
         torch.manual_seed(self.versions.seed(self.head) + self.ranks.rank)
         try:
-            return self.learner.update(mini_batches, taught)
+            hinted = prepared.hinted(self.memory.settings, self.algorithm, self.learner.packings)
+            return self.learner.update(mini_batches, taught, hinted)
         except torch.OutOfMemoryError as error:
             said = str(error).partition("\n")[0]
         # Outside the handler: the exception's frames would keep the step's tensors in memory.

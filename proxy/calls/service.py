@@ -184,6 +184,13 @@ class CallService:
         except Unavailable:
             return None
 
+    async def template(self, run: RunView) -> ChatTemplate | None:
+        """Return the chat template of the run's model; None if the model cannot be loaded."""
+        try:
+            return (await self.runtimes.of(run)).template
+        except Unavailable:
+            return None
+
     async def token_text(self, run_id: str) -> Callable[[int], str] | None:
         """Return what decodes the run's tokens one by one; None if its model cannot be loaded."""
         try:

@@ -1,7 +1,7 @@
-"""The batch of a claim: whole trajectories, with their rewards as of the claim.
+"""The batch of a claim: whole trajectories, with their rewards and texts as of the claim.
 
 Turns are read and assembled while the lease is being committed: they never change, and the claim records how many
-belong to it. Only the rewards must be read in the claim's transaction.
+belong to it. Only rewards and texts must be read in the claim's transaction.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from proxy.claims.hints import HintMaker, contract_feedback
 from proxy.claims.selection import Candidate
 from proxy.contract.claim import ClaimedBatch
 from proxy.contract.identifiers import ClaimId, GroupId, SessionId
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup, TrajectoryTurn
 from proxy.lifecycle.combining import SessionRewards
+from proxy.lifecycle.texts import FeedbackEntry
 from proxy.turns.assembly import BrokenTree, StoredTurn, assemble
 
 
@@ -26,6 +28,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     base_version: int
     units: list[tuple[Candidate, ...]]
     rewards: dict[str, SessionRewards]
+    texts: dict[str, tuple[FeedbackEntry, ...]] = {}
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -42,8 +45,11 @@ def assemble_candidates(
     return {candidate.id: _trajectory(candidate, turns[candidate.id]) for candidate in candidates}
 
 
-def hand_out(lease: Lease, trajectories: Mapping[str, Trajectory | None]) -> tuple[ClaimedBatch, list[str]]:
-    """Return the batch, and the sessions left out of it because they have nothing to train."""
+def hand_out(
+    lease: Lease, trajectories: Mapping[str, Trajectory | None], hint_maker: HintMaker | None = None
+) -> tuple[ClaimedBatch, list[str]]:
+    """Return the batch, and the sessions left out of it because they have nothing to train. Without a `hint_maker`,
+    texts come without hints."""
     groups: list[TrajectoryGroup] = []
     untrainable: list[str] = []
     for unit in lease.units:
@@ -53,7 +59,8 @@ def hand_out(lease: Lease, trajectories: Mapping[str, Trajectory | None]) -> tup
             if trajectory is None:
                 untrainable.append(candidate.id)
             else:
-                found.append(_rewarded(trajectory, lease.rewards[candidate.id]))
+                trajectory = _rewarded(trajectory, lease.rewards[candidate.id])
+                found.append(_described(trajectory, lease.texts.get(candidate.id, ()), hint_maker))
         if found:
             groups.append(TrajectoryGroup(id=found[0].group_id, trajectories=tuple(found)))
     batch = ClaimedBatch(
@@ -91,3 +98,10 @@ def _rewarded(trajectory: Trajectory, rewards: SessionRewards) -> Trajectory:
 
     turns = tuple([with_reward(turn) for turn in trajectory.turns]) if rewards.turn_rewards else trajectory.turns
     return msgspec.structs.replace(trajectory, reward=rewards.reward, turns=turns)
+
+
+def _described(trajectory: Trajectory, entries: Sequence[FeedbackEntry], hint_maker: HintMaker | None) -> Trajectory:
+    if not entries:
+        return trajectory
+    trajectory = msgspec.structs.replace(trajectory, feedback=contract_feedback(entries))
+    return trajectory if hint_maker is None else hint_maker.with_hints(trajectory, entries)

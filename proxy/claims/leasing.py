@@ -21,6 +21,7 @@ from proxy.contract.trajectory import Trajectory
 from proxy.lifecycle.combining import SessionRewards, session_rewards
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.lifecycle import ledger_of
+from proxy.lifecycle.texts import FeedbackEntry, texts_of
 from proxy.runs.service import RunView
 from proxy.turns.repository import TurnRepository
 
@@ -37,7 +38,8 @@ class Raced(Exception):
 
 
 class Unrewarded(Exception):
-    """Ready sessions have no reward by the run's present rules, which were changed since they became ready."""
+    """Ready sessions have nothing to be trained on by the run's present rules, which were changed since they became
+    ready."""
 
     def __init__(self, session_ids: Sequence[str]) -> None:
         super().__init__(session_ids)
@@ -116,30 +118,38 @@ def lease(connection: Connection, attempt: Attempt, found: Found | None) -> Leas
     claim_id = new_claim_id()
     expires_at = now + run.settings.lease_seconds
     repository.insert_claim(claim_id, run.id, request, standing=standing, now=now, lease_expires_at=expires_at)
+    rewards, texts = _hand_out(connection, claim_id, selection.candidates, standing)
     return Lease(
         claim_id=claim_id,
         expires_at=expires_at,
         base_version=standing.head_version,
         units=selection.units,
-        rewards=_hand_out(connection, claim_id, selection.candidates, standing),
+        rewards=rewards,
+        texts=texts,
     )
 
 
 def _hand_out(
     connection: Connection, claim_id: ClaimId, candidates: Sequence[Candidate], standing: RunStanding
-) -> dict[str, SessionRewards]:
-    """Move the candidates into the claim, and return their rewards, which are recorded with it."""
+) -> tuple[dict[str, SessionRewards], dict[str, tuple[FeedbackEntry, ...]]]:
+    """Move the candidates into the claim. Return their rewards, which are recorded with it, and their texts."""
     repository = ClaimRepository(connection)
     if not repository.lease(claim_id, candidates):
         raise Raced
-    # After the lease: a reward that arrives from now on is late, so the ledger as read here is what the claim has.
-    ledger = ledger_of(connection, [candidate.id for candidate in candidates])
-    rewards = {session_id: session_rewards(entries, standing.reward_rules) for session_id, entries in ledger.items()}
-    unrewarded = [session_id for session_id, combined in rewards.items() if not combined.is_rewarded]
+    # After the lease: feedback that arrives from now on is late, so what is read here is what the claim has.
+    session_ids = [candidate.id for candidate in candidates]
+    ledger, texts = ledger_of(connection, session_ids), texts_of(connection, session_ids)
+    rules = standing.reward_rules
+    rewards = {session_id: session_rewards(entries, rules) for session_id, entries in ledger.items()}
+    unrewarded = [
+        session_id
+        for session_id, combined in rewards.items()
+        if not combined.is_rewarded and not (rules.texts_train and session_id in texts)
+    ]
     if unrewarded:
         raise Unrewarded(unrewarded)
     repository.hand_out(claim_id, candidates, rewards)
-    return rewards
+    return rewards, texts
 
 
 def _select(repository: ClaimRepository, standing: RunStanding, attempt: Attempt) -> Selection:

@@ -14,9 +14,11 @@ from contextlib import suppress
 from functools import partial
 
 import msgspec
+import structlog
 from sqlalchemy import Connection
 
 from proxy.claims.handing_out import Lease, empty_batch, hand_out
+from proxy.claims.hints import HintMaker
 from proxy.claims.leasing import (
     Attempt,
     Found,
@@ -45,6 +47,7 @@ from proxy.lifecycle.lifecycle import settle
 from proxy.lifecycle.signals import Signals
 from proxy.runs.asking import AskedBatches
 from proxy.runs.service import RunView
+from proxy.tokens.template import ChatTemplate
 
 MAX_WAIT_SECONDS = 60.0
 MAX_WANT = 8192
@@ -55,6 +58,9 @@ _RECHECK_SECONDS = 1.0
 REWARDED_ON_LOOP = 512
 
 Abandoned = Callable[[], Awaitable[bool]]
+TemplateOf = Callable[[RunView], Awaitable[ChatTemplate | None]]
+
+_log = structlog.get_logger("proxy.claims")
 
 
 async def _never() -> bool:
@@ -88,12 +94,15 @@ class ClaimService:
         signals: Signals,
         activity: EngineActivity | None = None,
         asked: AskedBatches | None = None,
+        template_of: TemplateOf | None = None,
     ) -> None:
+        """`template_of` returns the chat template of a run's model, None if it cannot be loaded."""
         self._database = database
         self._clock = clock
         self._signals = signals
         self._activity = activity
         self._asked = asked
+        self._template_of = template_of
         self._closed = False
 
     def close(self) -> None:
@@ -258,10 +267,12 @@ class ClaimService:
     ) -> ClaimedBatch | None:
         """Return the batch without trajectories that have nothing to train; None if none is left. Exclude those
         sessions."""
-        if len(lease.rewards) <= REWARDED_ON_LOOP:
+        # Hints are rendered, tokenised and placed by the whole prompts of their sessions.
+        if len(lease.rewards) <= REWARDED_ON_LOOP and not lease.texts:
             batch, untrainable = hand_out(lease, trajectories)
         else:
-            batch, untrainable = await asyncio.to_thread(hand_out, lease, trajectories)
+            hint_maker = await self._hint_maker(run) if lease.texts else None
+            batch, untrainable = await asyncio.to_thread(hand_out, lease, trajectories, hint_maker)
         if untrainable:
             leave_out = partial(
                 exclude,
@@ -274,6 +285,17 @@ class ClaimService:
             await self._database.commit(leave_out)
             self._changed()
         return batch if batch.groups else None
+
+    async def _hint_maker(self, run: RunView) -> HintMaker | None:
+        """Return what makes the hints of the run; None without a template that can write them."""
+        template = None if self._template_of is None else await self._template_of(run)
+        if template is None:
+            return None
+        try:
+            return await asyncio.to_thread(HintMaker, template, run.settings.texts)
+        except InvalidRequest as error:
+            _log.warning("trainers get texts without hints", run=run.name, reason=error.message)
+            return None
 
     def _changed(self) -> None:
         self._signals.trajectories.notify()

@@ -56,7 +56,8 @@ class RewardRules(msgspec.Struct, frozen=True, kw_only=True):
     """A run's rules for combining rewards of the same session or turn.
 
     Each name's value is multiplied by its weight: 1 if `weights` has none; names of weight 0 are ignored. `order` is
-    used by `first_of`. `low` and `high` bound the result.
+    used by `first_of`. `low` and `high` bound the result. With `texts_train`, a session with a text about it or one
+    of its turns is trained even if nothing has a reward.
     """
 
     weights: dict[str, float] = {}
@@ -65,3 +66,4 @@ class RewardRules(msgspec.Struct, frozen=True, kw_only=True):
     order: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
+    texts_train: bool = False

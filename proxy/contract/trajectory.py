@@ -20,6 +20,14 @@ class Purpose(StrEnum):
     EVAL = "eval"
 
 
+class Feedback(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A text about the session, or about its turn `turn_id`."""
+
+    turn_id: TurnId | None
+    text: str
+    source: str
+
+
 class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A node of the token tree. `parent` is an index into `Trajectory.turns`, always smaller than the node's own.
 
@@ -31,6 +39,8 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     are not trained. - `finish_reason` is None from a proxy that does not send it yet; `state` is unknown then too. -
     `superseded`: the agent continued from another answer to the same prompt (`contract.choices`), so that no reward
     of the session is about this answer.
+    - `hints` are pairs of a place in the turn's whole prompt and an index into `Trajectory.hints`, whose tokens a
+    teacher reads there.
     """
 
     id: TurnId
@@ -48,6 +58,7 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     finish_reason: FinishReason | None = None
     state: TurnState = TurnState.COMPLETE
     superseded: bool = False
+    hints: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         count_ids(self.packed_prompt_ids)
@@ -82,13 +93,19 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A rewarded session. `reward` combines the session's entries; None if only turns were rewarded."""
+    """A session to train. `reward` combines the session's entries; None if only turns were rewarded, or if only texts
+    are about it.
+
+    `feedback` are the texts in order of arrival. `hints` are the messages made of them, as packed ids.
+    """
 
     session_id: SessionId
     group_id: GroupId | None
     task: str | None
     turns: tuple[TrajectoryTurn, ...]
     reward: float | None
+    feedback: tuple[Feedback, ...] = ()
+    hints: tuple[bytes, ...] = ()
 
     @property
     def oldest_version(self) -> int | None:

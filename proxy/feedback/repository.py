@@ -154,12 +154,12 @@ class RulesRepository:
         ).scalar_one()
         return found
 
-    def entries(self, after: int, limit: int) -> list[AnyRow]:
-        """Return `sequence`, `run_id` and `session_id` of the next ledger entries of all runs."""
-        statement = select(RewardRow.sequence, RewardRow.run_id, RewardRow.session_id)
+    def entries(self, table: type[RewardRow | FeedbackTextRow], after: int, limit: int) -> list[AnyRow]:
+        """Return `sequence`, `run_id` and `session_id` of the next rewards or texts of all runs."""
+        statement = select(table.sequence, table.run_id, table.session_id)
         return list(
             self._connection.execute(
-                statement.where(RewardRow.sequence > after).order_by(RewardRow.sequence).limit(limit)
+                statement.where(table.sequence > after).order_by(table.sequence).limit(limit)
             ).all()
         )
 

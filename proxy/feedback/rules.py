@@ -10,12 +10,13 @@ from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.reward import RewardRules
+from proxy.database.tables import FeedbackTextRow, RewardRow
 from proxy.database.unit_of_work import Database
 from proxy.feedback.repository import RulesRepository
 from proxy.lifecycle.lifecycle import settle
 from proxy.settings import RunSettings
 
-# Ledger entries per transaction, which other writes wait for.
+# Rewards or texts per transaction, which other writes wait for.
 ENTRIES_AT_ONCE = 500
 
 
@@ -30,17 +31,26 @@ async def apply_changed_rules(database: Database, clock: Clock) -> bool:
         for row in await database.read(lambda connection: RulesRepository(connection).runs())
         if (rules := _rules(row.config)) != _applied(row.reward_rules)
     }
-    after: int | None = 0
-    while changed and after is not None:
-        after = await database.commit(partial(_settle_some, run_ids=set(changed), after=after, now=clock()))
+    for table in (RewardRow, FeedbackTextRow):
+        after: int | None = 0
+        while changed and after is not None:
+            some = partial(_settle_some, table=table, run_ids=set(changed), after=after, now=clock())
+            after = await database.commit(some)
     for run_id, rules in changed.items():
         await database.commit(partial(_note, run_id=run_id, rules=rules))
     return bool(changed)
 
 
-def _settle_some(connection: Connection, *, run_ids: set[str], after: int, now: float) -> int | None:
-    """Settle the sessions of the next ledger entries. Return the sequence to continue after, None at the end."""
-    entries = RulesRepository(connection).entries(after, ENTRIES_AT_ONCE)
+def _settle_some(
+    connection: Connection,
+    *,
+    table: type[RewardRow | FeedbackTextRow],
+    run_ids: set[str],
+    after: int,
+    now: float,
+) -> int | None:
+    """Settle the sessions of the next rewards or texts. Return the sequence to continue after, None at the end."""
+    entries = RulesRepository(connection).entries(table, after, ENTRIES_AT_ONCE)
     settle(connection, list(dict.fromkeys(row.session_id for row in entries if row.run_id in run_ids)), now=now)
     return entries[-1].sequence if len(entries) == ENTRIES_AT_ONCE else None
 

@@ -34,6 +34,7 @@ from proxy.database.prepared import Prepared, among, given_rows
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow, RunRow, SessionRow
 from proxy.lifecycle.combining import LedgerEntry, revised_at, session_rewards
 from proxy.lifecycle.outcomes import Ending, SessionEnd, SessionFacts, ended, training_state
+from proxy.lifecycle.texts import sessions_with_texts
 from proxy.lifecycle.trainable import teaching_sessions
 from proxy.settings import RunSettings
 
@@ -85,12 +86,24 @@ def settle(
         if not _facts(facts, rewarded=False, ends=facts.id in endings).is_decided_elsewhere
     ]
     teaching = teaching_sessions(connection, undecided)
+    # Only for runs that learn from texts: other runs save the query.
+    described = sessions_with_texts(
+        connection, [facts.id for facts, config in found if reward_rules_in(config).texts_train]
+    )
     settled: list[_Facts] = []
     for before, config in found:
         facts = _ended(before, endings[before.id], now) if before.id in endings else before
         lineage = _lineage(connection, before.id) if facts.training in _TAKEN else None
         rules = reward_rules_in(config)
-        facts = _settled(facts, ledger[before.id], lineage, rules, now, teaches=before.id in teaching)
+        facts = _settled(
+            facts,
+            ledger[before.id],
+            lineage,
+            rules,
+            now,
+            teaches=before.id in teaching,
+            described=before.id in described,
+        )
         if facts.training != before.training:
             done.changed.append(before.id)
         if facts.state != before.state:
@@ -178,11 +191,13 @@ def _settled(
     now: float,
     *,
     teaches: bool,
+    described: bool,
 ) -> _Facts:
-    """Return the row with everything that is derived from the facts. `rules` are the run's."""
+    """Return the row with everything that is derived from the facts. `rules` are the run's. `described`: the run
+    learns from texts, and the session has one."""
     rules = lineage.rules if lineage is not None and lineage.rules is not None else rules
     rewards = session_rewards(entries, rules)
-    training = training_state(_facts(row, rewarded=rewards.is_rewarded, teaches=teaches))
+    training = training_state(_facts(row, rewarded=rewards.is_rewarded or described, teaches=teaches))
     is_new = training is TrainingState.READY and row.training != TrainingState.READY.value
     revised = None
     if training is TrainingState.CONSUMED and lineage is not None:

@@ -200,7 +200,7 @@ _SKIPPED: Mapping[str, str] = {
 
 _SENTENCES = {
     TrainingState.PENDING: "It ended and waits for a reward (POST /v1/feedback).",
-    TrainingState.READY: "It ended and is rewarded: the trainer takes it next.",
+    TrainingState.READY: "It ended and has feedback: the trainer takes it next.",
     TrainingState.LEASED: "A trainer has it in the current step; it returns if the step does not commit.",
     TrainingState.STALE: "When a trainer asked, the policy had moved too far on from the versions that produced it.",
     TrainingState.EXPIRED: "It ended and no reward came in time; a reward posted now still makes it trainable.",

@@ -23,6 +23,13 @@ class FeedbackEntry(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
 
 
+def sessions_with_texts(connection: Connection, session_ids: Sequence[str]) -> set[str]:
+    """Return the sessions that have a text about them or about one of their turns."""
+    if not session_ids:
+        return set()
+    return {row[0] for row in _DESCRIBED.run(connection, {"ids": session_ids})}
+
+
 def texts_of(connection: Connection, session_ids: Sequence[str]) -> dict[str, tuple[FeedbackEntry, ...]]:
     """Return the texts of each session in order of arrival; sessions without texts are omitted."""
     found: dict[str, tuple[FeedbackEntry, ...]] = {}
@@ -33,8 +40,12 @@ def texts_of(connection: Connection, session_ids: Sequence[str]) -> dict[str, tu
     return found
 
 
+_AMONG = among(FeedbackTextRow.session_id, "ids")
+
+_DESCRIBED = Prepared(select(FeedbackTextRow.session_id).where(_AMONG).distinct())
+
 _TEXTS = Prepared(
     select(FeedbackTextRow.session_id, *(getattr(FeedbackTextRow, name) for name in FeedbackEntry.__struct_fields__))
-    .where(among(FeedbackTextRow.session_id, "ids"))
+    .where(_AMONG)
     .order_by(FeedbackTextRow.sequence)
 )

@@ -24,6 +24,7 @@ from proxy.settings.run import (
 )
 from proxy.settings.section import ConfigurationError
 from proxy.settings.server import BootstrapSettings, RequestSettings, ServerSettings
+from proxy.settings.texts import TextSettings
 
 __all__ = [
     "DEFAULT_CONNECTIONS",
@@ -51,6 +52,7 @@ __all__ = [
     "SamplingSettings",
     "ServerSettings",
     "Settings",
+    "TextSettings",
     "as_environment",
     "describe",
     "load_settings",

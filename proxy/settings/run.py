@@ -14,6 +14,7 @@ from proxy.settings.content import RedactionSettings, RetentionSettings
 from proxy.settings.projects import ProjectName
 from proxy.settings.rewards import RewardNumber, RewardSettings
 from proxy.settings.section import Section
+from proxy.settings.texts import TextSettings
 
 
 class SamplingMode(StrEnum):
@@ -102,6 +103,7 @@ class RunSettings(Section):
     reward_weights: dict[str, RewardNumber] = Field(default_factory=dict)
     """Weight per reward name in the combined reward; names not listed weigh 1."""
     rewards: RewardSettings = RewardSettings()
+    texts: TextSettings = TextSettings()
     retention: RetentionSettings = RetentionSettings()
     redaction: RedactionSettings = RedactionSettings()
     limits: LimitSettings = LimitSettings()
@@ -133,4 +135,5 @@ class RunSettings(Section):
             order=self.rewards.order,
             low=self.rewards.low,
             high=self.rewards.high,
+            texts_train=self.texts.train,
         )

@@ -52,6 +52,7 @@ _GATE = ("gate_positive", "gate_negative")
 _CRITIC = ("gae_lambda", "discount", "value_clip", "critic_rate", "critic_warmup")
 _COMPARISON = ("baseline", "scale", "turn_discount", "running_mean_decay")
 _OVERLONG = ("overlong_tokens", "overlong_tail")
+_HINDSIGHT = ("hindsight_clip", "hindsight_floor")
 _WEIGHT = ("importance_cap", "correction", "correction_low", "correction_high", "veto")
 _MASKS = (Correction.MASK, Correction.SEQUENCE_MASK, Correction.GEOMETRIC_MASK)
 _GROUP_BASELINES = (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT)
@@ -87,6 +88,17 @@ def refuse_contradictions(algorithm: Algorithm) -> None:
         raise ConfigurationError(
             "trainer.algorithm.fill: with a critic no group is without signal, so that none would be left out; set it"
             " to false"
+        )
+    if algorithm.learns_from_words and (algorithm.has_teacher or algorithm.has_critic):
+        other = "distill_coefficient" if algorithm.has_teacher else "baseline = critic"
+        why = (
+            "scores tokens at temperature 1, which hindsight does not"
+            if algorithm.has_teacher
+            else "makes the advantages of its own values, to which hindsight adds nothing"
+        )
+        raise ConfigurationError(
+            f"trainer.algorithm.hindsight_coefficient: it cannot be used beside {other}, which {why}; set one of the"
+            " two to none"
         )
     if algorithm.advantage is not None and algorithm.has_critic:
         raise ConfigurationError(
@@ -151,7 +163,9 @@ def unused_parts(algorithm: Algorithm) -> dict[str, str]:
         unused["constant_tokens"] = f"the denominator {algorithm.denominator.value} does not use it"
     if not algorithm.has_teacher:
         unused["rl_coefficient"] = "there is no teacher while distill_coefficient is 0"
-    if not algorithm.has_reference:
+    if not algorithm.learns_from_words:
+        unused |= dict.fromkeys(_HINDSIGHT, "texts teach nothing while hindsight_coefficient is 0")
+    if not algorithm.has_divergence:
         unused["kl_form"] = "there is no reference while kl_coefficient is 0"
     if not algorithm.overlong_factor:
         unused |= dict.fromkeys(_OVERLONG, "nothing is penalised while overlong_factor is 0")
@@ -218,7 +232,7 @@ def _unused_in_the_weight(algorithm: Algorithm) -> dict[str, str]:
     corrects = (
         algorithm.proximal is not Proximal.BEHAVIOUR
         or algorithm.has_teacher
-        or (algorithm.has_reference and not algorithm.pays_divergence_in_reward)
+        or (algorithm.has_divergence and not algorithm.pays_divergence_in_reward)
     )
     correction = algorithm.correction
     if not corrects:

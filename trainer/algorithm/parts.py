@@ -57,6 +57,9 @@ class Algorithm:
     - `router_aux_coefficient` weighs the load-balancing loss of a mixture's routers (`models/archon/moe.py`).
     - With a teacher, the loss is `rl_coefficient` × the above + `distill_coefficient` × the divergence from the
       teacher (`algorithm/imitation.py`).
+    - `hindsight_coefficient` × clip(teacher − policy, ±`hindsight_clip`) is added to the advantage of each
+      token of an answer with feedback in words. The teacher is the reference that has read the feedback
+      (`batching/hindsight.py`). Answers whose mean |teacher − policy| is below `hindsight_floor` get nothing.
     - `turn_discount` applies per turn between a turn and the end of its path, `running_mean_decay` per trajectory.
     - With a critic, `gae_lambda` and `discount` apply per token (`algorithm/gae.py`). `value_clip` bounds how far its
       values may move from those at the start of the step. Its learning rate is `critic_rate` × the policy's. In its
@@ -97,6 +100,9 @@ class Algorithm:
     top_entropy_share: float = 1.0
     rl_coefficient: float = 1.0
     distill_coefficient: float = 0.0
+    hindsight_coefficient: float = 0.0
+    hindsight_clip: float = 5.0
+    hindsight_floor: float = 0.0
     turn_discount: float
     gae_lambda: float = 1.0
     discount: float = 1.0
@@ -124,6 +130,7 @@ class Algorithm:
             or self.second_moment is not None
             or self.top_entropy_share < 1
             or self.whitens
+            or self.learns_from_words
             or (self.has_critic and self.pays_divergence_in_reward)
         )
 
@@ -147,12 +154,21 @@ class Algorithm:
         return self.baseline is Baseline.CRITIC
 
     @property
-    def has_reference(self) -> bool:
+    def has_divergence(self) -> bool:
+        """Whether the divergence from the reference is learnt from."""
         return self.kl_coefficient > 0
+
+    @property
+    def has_reference(self) -> bool:
+        return self.has_divergence or self.learns_from_words
 
     @property
     def has_teacher(self) -> bool:
         return self.distill_coefficient > 0
+
+    @property
+    def learns_from_words(self) -> bool:
+        return self.hindsight_coefficient > 0
 
     @property
     def learns_from_rewards(self) -> bool:
@@ -160,12 +176,12 @@ class Algorithm:
 
     @property
     def pays_divergence_in_reward(self) -> bool:
-        return self.has_reference and self.kl_form is Divergence.K1
+        return self.has_divergence and self.kl_form is Divergence.K1
 
     def learns_from(self, advantages: Iterable[float]) -> bool:
         """Whether a sequence whose answers have these advantages has a gradient."""
         # A user's loss may have a gradient without an advantage.
-        also = self.has_reference or self.entropy_coefficient > 0 or self.loss is not None
+        also = self.has_divergence or self.entropy_coefficient > 0 or self.loss is not None
         held = also and not self.drop_degenerate
         return self.has_critic or self.has_teacher or self.whitens or held or any(advantages)
 

@@ -24,7 +24,7 @@ def try_functions(algorithm: Algorithm) -> None:
     trials: dict[str, Callable[[UserFunction], None]] = {
         "filter": _try_filter,
         "advantage": _try_advantage,
-        "loss": lambda function: _try_loss(function, has_reference=algorithm.has_reference),
+        "loss": lambda function: _try_loss(function, has_reference=algorithm.has_divergence),
     }
     for part, trial in trials.items():
         function: UserFunction | None = getattr(algorithm, part)

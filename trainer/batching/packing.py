@@ -192,6 +192,8 @@ def denominator_of(
 
 
 def _learns(sequence: TrainingSequence, advantages: Sequence[Sequence[float]], algorithm: Algorithm) -> bool:
+    if sequence.hinted and algorithm.learns_from_words:
+        return True
     return algorithm.learns_from(advantages[sequence.trajectory][span.turn] for span in sequence.spans)
 
 

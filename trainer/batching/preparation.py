@@ -5,6 +5,7 @@ These functions are pure and decide everything that a step learns from, so a rep
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,9 @@ from trainer.algorithm.running import RunningMeans
 from trainer.algorithm.signal import levelled_groups, with_signal
 from trainer.batching.answers import JudgedAnswers, judge
 from trainer.batching.grouping import Batch, flatten
+from trainer.batching.hindsight import has_hints, teacher_sequences
 from trainer.batching.own_functions import with_own_advantages, without_filtered
-from trainer.batching.packing import MiniBatch, mini_batches
+from trainer.batching.packing import MicroBatch, MiniBatch, mini_batches, pack
 from trainer.batching.sequences import linearise
 from trainer.batching.staleness import drop_unusable
 from trainer.config import BatchSettings, Packing
@@ -54,6 +56,22 @@ class Prepared:
         sequences, chosen = linearise(self.batch.trajectories), settings.taken_by(packings)
         return mini_batches(self.batch, self.advantages.turns, sequences, chosen, algorithm)
 
+    def hinted(
+        self, settings: BatchSettings, algorithm: Algorithm, packings: Collection[Packing] = tuple(Packing)
+    ) -> list[MicroBatch]:
+        """Return the answers with feedback in words as the hindsight teacher reads them; none if the algorithm does
+        not learn from words."""
+        if not algorithm.learns_from_words:
+            return []
+        sequences, chosen = teacher_sequences(self.batch.trajectories), settings.taken_by(packings)
+        micro_batches = pack(self.batch, self.advantages.turns, sequences, chosen, algorithm)
+        return [dataclasses.replace(each, learns=False) for each in micro_batches]
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether some answer has an advantage or feedback in words."""
+        return not self.advantages.all_zero or any(map(has_hints, self.batch.trajectories))
+
     def explained(self, audits: Sequence[TrajectoryAudit]) -> list[TrajectoryAudit]:
         """Return the audits, each with the answers of its session that were not trained and the reasons."""
         masked = self.judged.masked
@@ -74,7 +92,9 @@ def prepare(
     reward of a masked answer stays in the baseline of its group.
     """
     whole = flatten(claimed.groups, version)
-    usable, unusable = drop_unusable(whole, settings.max_staleness, vocabulary)
+    usable, unusable = drop_unusable(
+        whole, settings.max_staleness, vocabulary, from_words=algorithm.learns_from_words
+    )
     dropped = tuple((whole.trajectories[index], reason) for index, reason in unusable.items())
     try:
         usable, filtered = without_filtered(usable, algorithm)
@@ -84,7 +104,13 @@ def prepare(
     except UserFunctionFailed as error:
         return _failed(whole, unusable, algorithm, means, str(error))
     batch, advantages, emptied = judged.without_masked(compared)
-    trained = with_signal(batch.groups, advantages.turns) if algorithm.fill else range(len(batch.groups))
+    trained: Sequence[int] = range(len(batch.groups))
+    if algorithm.fill:
+        hinted = [algorithm.learns_from_words and has_hints(each) for each in batch.trajectories]
+        trained = with_signal(
+            batch.groups,
+            [(*turns, float(has)) for turns, has in zip(advantages.turns, hinted, strict=True)],
+        )
     rest = set(range(len(batch.groups))).difference(trained)
     return Prepared(
         batch=batch.only(trained),

@@ -27,13 +27,14 @@ class TrainedSpan:
 class TrainingSequence:
     """Token ids of one path, and the spans of them that are trained.
 
-    `trajectory` is an index into the batch. Ids outside `spans` are context: prompts, tool results, and outputs that
-    are trained in another sequence or not at all.
+    `trajectory` is an index into the batch. `hinted`: an answer in it has feedback in words. Ids outside `spans` are
+    context: prompts, tool results, and outputs that are trained in another sequence or not at all.
     """
 
     trajectory: int
     ids: tuple[int, ...]
     spans: tuple[TrainedSpan, ...]
+    hinted: bool = False
 
     @property
     def trained_tokens(self) -> int:
@@ -85,5 +86,6 @@ def training_sequences(trajectory: Trajectory, index: int) -> list[TrainingSeque
         if fresh:
             trained.update(span.turn for span in fresh)
             ids = paths[number][: fresh[-1].start + fresh[-1].length]
-            sequences.append(TrainingSequence(trajectory=index, ids=ids, spans=fresh))
+            hinted = any(turns[span.turn].hints for span in fresh)
+            sequences.append(TrainingSequence(trajectory=index, ids=ids, spans=fresh, hinted=hinted))
     return sequences

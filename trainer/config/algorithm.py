@@ -119,6 +119,9 @@ class AlgorithmSettings(Section):
     top_entropy_share: Annotated[float, Field(gt=0, le=1)] | None = None
     rl_coefficient: NonNegativeFloat | None = None
     distill_coefficient: NonNegativeFloat | None = None
+    hindsight_coefficient: NonNegativeFloat | None = None
+    hindsight_clip: PositiveFloat | None = None
+    hindsight_floor: NonNegativeFloat | None = None
     turn_discount: Annotated[float, Field(gt=0, le=1)] | None = None
     gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
     discount: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -173,6 +173,18 @@ def divergence_from_teacher(outcome: Outcome, taught: Taught | None) -> dict[str
     return {"kl_teacher": (tokens.logprobs_N - teacher_N).double().mean().item()}
 
 
+def hindsight_metrics(outcome: Outcome) -> dict[str, float]:
+    """Return what feedback in words added; nothing if the algorithm does not learn from it."""
+    figures = outcome.hindsight
+    if figures is None:
+        return {}
+    return {
+        "hindsight_answers": float(figures.answers),
+        "hindsight_ignored": float(figures.ignored),
+        "hindsight_shift": figures.distance / figures.tokens if figures.tokens else 0.0,
+    }
+
+
 def _divergence(tokens: TokenRecord) -> dict[str, float]:
     """Return the divergence from the reference; nothing without one."""
     if not bool(tokens.reference_N.isfinite().all()):

@@ -18,7 +18,7 @@ from trainer.config import TrainerSettings
 from trainer.observe.audits import audit_all_skipped, audit_trained, audit_untrained, why_skipped
 from trainer.observe.instruments import Instruments
 from trainer.observe.mismatch import GapWatch, warn_of_cut_sampling
-from trainer.observe.step_metrics import divergence_from_teacher, signal_metrics, step_metrics
+from trainer.observe.step_metrics import divergence_from_teacher, hindsight_metrics, signal_metrics, step_metrics
 from trainer.observe.token_audit import audit_tokens
 from trainer.observe.watch import GroupWatch
 from trainer.parallel.mesh import Ranks
@@ -99,6 +99,7 @@ class StepReporter:
         metrics = step_metrics(batch, advantages, mini_batches, outcome, audits, seconds)
         metrics |= prepared.judged.metrics()
         metrics |= divergence_from_teacher(outcome, taught)
+        metrics |= hindsight_metrics(outcome)
         metrics |= signal_metrics(prepared, extra_claims=extra_claims)
         metrics |= self._instruments.utilisation(mini_batches, seconds, claimed.engine)
         metrics["oom_splits"] = float(self._memory.take_splits())

@@ -75,7 +75,7 @@ class ModelFlops:
     def of_step(self, mini_batches: Iterable[MiniBatch], algorithm: Algorithm) -> int:
         """Return the operations of all ranks together. A backward pass counts as two forward passes. Recomputed
         activations and padding are not counted."""
-        again = int(algorithm.looks_first) + int(algorithm.has_reference)
+        again = int(algorithm.looks_first) + int(algorithm.has_divergence)
         total = 0
         for micro_batch in (one for each in mini_batches for one in each.micro_batches):
             passes = (3 if micro_batch.learns else 1) + again

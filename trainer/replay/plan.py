@@ -63,6 +63,11 @@ def _check(step: StepBatch) -> None:
         raise ReplayImpossible(
             f"version {step.version} was learnt from a teacher too, and what that said is not in the store"
         )
+    if inputs.algorithm.get("hindsight_coefficient"):
+        raise ReplayImpossible(
+            f"version {step.version} was learnt from feedback in words too, and the prompts that were made of it are"
+            " not in the store"
+        )
     if step.missing:
         named = ", ".join(step.missing[:3]) + (", …" if len(step.missing) > 3 else "")
         raise ReplayImpossible(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from trainer.algorithm.parts import Algorithm
+from trainer.batching.hindsight import Shift, hindsight_figures, joined_figures
 from trainer.batching.packing import MicroBatch, MiniBatch, idle_micro_batch
 from trainer.batching.teaching import Taught
 from trainer.config import OptimizerSettings, Packing
@@ -52,7 +53,7 @@ class Learner:
         critic: ValueModel | None = None,
     ) -> None:
         if algorithm.has_reference != (reference is not None):
-            raise ValueError("pass a reference if the algorithm has a kl_coefficient, and only then")
+            raise ValueError("pass a reference if the algorithm has a kl_ or a hindsight_coefficient, and only then")
         if algorithm.has_critic != (critic is not None):
             raise ValueError("pass a critic if the algorithm's baseline is `critic`, and only then")
         self.model = model
@@ -75,16 +76,26 @@ class Learner:
         """The layouts of rows that the model and the critic both take."""
         return self.model.packings if self.critic is None else self.model.packings & self.critic.model.packings
 
-    def update(self, mini_batches: Sequence[MiniBatch], taught: Taught | None = None) -> Outcome:
+    def update(
+        self,
+        mini_batches: Sequence[MiniBatch],
+        taught: Taught | None = None,
+        hinted: Sequence[MicroBatch] = (),
+    ) -> Outcome:
         """Train on each mini-batch in turn: forward, backward and one optimiser step, shared by the ranks.
 
         `taught` are the teacher's log-probabilities; pass them if the algorithm has a teacher, and only then.
+        `hinted` are the answers with feedback in words as the hindsight teacher reads them.
         """
         if self._algorithm.has_teacher != (taught is not None):
             raise ValueError("a teacher belongs to algorithms with a distill_coefficient, and to no other")
         self.steps_before = self.steps
         shares = [self._share(mini_batch) for mini_batch in mini_batches]
         start, credited, threshold = self._scored_first(mini_batches, shares)
+        shifts: list[Shift] = []
+        if start is not None and self._algorithm.learns_from_words:
+            teacher = self._start.of_hinted(self._every_nth(hinted, learns=False))
+            start, shifts = self._start.add_hindsight(start, shares, teacher)
         compute_loss = MicroBatchLoss(self._algorithm, taught)
         results = [
             self._learn(
@@ -97,7 +108,7 @@ class Learner:
             for number, (mini_batch, share) in enumerate(zip(mini_batches, shares, strict=True))
         ]
         self._zero_grad()
-        return self._outcome(results, threshold, compute_loss.failures)
+        return self._outcome(results, threshold, compute_loss.failures, shifts)
 
     def _share(self, mini_batch: MiniBatch) -> list[MicroBatch]:
         """Return this rank's micro-batches: those with a gradient, then those without."""
@@ -237,17 +248,23 @@ class Learner:
         """Whether the critic has seen too little for the policy to learn from its values."""
         return self.critic is not None and self.critic.learns_alone
 
-    def _outcome(self, results: Sequence[_Result], threshold: float | None, failures: list[str]) -> Outcome:
+    def _outcome(
+        self,
+        results: Sequence[_Result],
+        threshold: float | None,
+        failures: list[str],
+        shifts: Sequence[Shift],
+    ) -> Outcome:
         """Combine the results of all ranks. A collective."""
         mean = sum(each.loss for each in results) / max(1, len(results))
         value_mean = sum(each.value_loss for each in results) / max(1, len(results))
         records = TokenRecord.concatenate([record for each in results for record in each.records])
-        gathered = self._ranks.gather((mean, value_mean, records, failures))
+        gathered = self._ranks.gather((mean, value_mean, records, failures, hindsight_figures(shifts)))
         norms = [each.norm for each in results]
         sound = [norm for norm in norms if self._is_sound(norm)]
         value_loss = value_norm = None
         if self.critic is not None:
-            value_loss = sum(part for _, part, _, _ in gathered)
+            value_loss = sum(part for _, part, *_ in gathered)
             value_norm = max((each.value_norm for each in results if math.isfinite(each.value_norm)), default=0.0)
         return Outcome(
             stepped=bool(sound),
@@ -255,11 +272,12 @@ class Learner:
             loss=sum(part for part, *_ in gathered),
             gradient_norm=max(sound or norms),
             learning_rate=results[-1].learning_rate,
-            tokens=TokenRecord.concatenate([tokens for _, _, tokens, _ in gathered]) if gathered else None,
+            tokens=TokenRecord.concatenate([tokens for _, _, tokens, *_ in gathered]) if gathered else None,
             value_loss=value_loss,
             value_gradient_norm=value_norm,
             entropy_threshold=threshold,
-            failure=next((failure for *_, found in gathered for failure in found), None),
+            failure=next((failure for *_, found, _ in gathered for failure in found), None),
+            hindsight=joined_figures([figures for *_, figures in gathered]),
         )
 
     def capture(self) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer.batching.hindsight import HindsightFigures
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRecord:
@@ -50,6 +52,8 @@ class Outcome:
     - `value_loss` and `value_gradient_norm` are those of the critic; None without a critic.
     - `tokens` is None on all ranks but the first.
     - `entropy_threshold` is the least entropy of the tokens in the policy's loss; None if all tokens are in it.
+    - `hindsight` are the figures of what feedback in words added; None if the algorithm does not learn from it, and
+      on all ranks but the first.
     - `failure` is the error of a user's own loss that made a mini-batch be skipped; None on all ranks but the first.
     """
 
@@ -63,3 +67,4 @@ class Outcome:
     value_gradient_norm: float | None = None
     entropy_threshold: float | None = None
     failure: str | None = None
+    hindsight: HindsightFigures | None = None

@@ -16,7 +16,9 @@ from trainer.algorithm.entropy import high_entropy_threshold
 from trainer.algorithm.losses import beyond_behaviour, loglinear_proximal, second_moment_cut, squared
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.whitening import whitened
+from trainer.batching.hindsight import Shift, by_turn, shift_of
 from trainer.batching.packing import MicroBatch
+from trainer.batching.teaching import Taught
 from trainer.config import Proximal
 from trainer.critic import Credit
 from trainer.models.passes import Scores
@@ -31,7 +33,8 @@ class TokensAtStart(NamedTuple):
       the proximal policy and the reference (None: there is no reference).
     - `cost_N` is subtracted from the advantages, or with a critic from the rewards, for the divergence from the
       reference (None: nothing is).
-    - `advantages_N` are normalised over the batch (None: those of the micro-batch less the cost are used).
+    - `advantages_N` are normalised over the batch, and contain what hindsight adds (None: those of the micro-batch
+      less the cost are used).
     - `included_N` marks the tokens in the loss (None: all), `policy_loss_N` those among them that are in the policy's
       own loss, besides divergence and entropy (None: all).
     """
@@ -86,7 +89,7 @@ class StartScores:
 
     def of_reference(self, batches: Sequence[MicroBatch]) -> list[Tensor | None]:
         """Return the reference's log-probabilities of the micro-batches; None for each without a reference."""
-        if self._reference is None:
+        if self._reference is None or not self._algorithm.has_divergence:
             return [None] * len(batches)
         return [scores.logprobs_N for scores in self._reference.score([each.rows for each in batches])]
 
@@ -110,6 +113,45 @@ class StartScores:
             other_N = loglinear_proximal(current_N, batch.behaviour_N, batch.staleness_N)
         # Altered tokens were drawn from a distribution that no policy has, so none can be interpolated from it.
         return torch.where(batch.altered_N, current_N, other_N)
+
+    def of_hinted(self, batches: Sequence[MicroBatch]) -> Taught:
+        """Return the reference's log-probabilities of all answers with hints, from batches that contain the hints.
+
+        `batches` are this rank's, as many as every other rank's. A collective.
+        """
+        assert self._reference is not None
+        here = [each.to(self._ranks.device) for each in batches]
+        mine: dict[tuple[int, int], list[float]] = {}
+        for batch, scores in zip(here, self._reference.score([each.rows for each in here]), strict=True):
+            mine |= by_turn(batch.trajectory_N, batch.turn_N, scores.logprobs_N.detach())
+        gathered = self._ranks.gather(mine)
+        return self._ranks.from_first(lambda: {key: found for part in gathered for key, found in part.items()})
+
+    def add_hindsight(
+        self, tokens: BatchAtStart, shares: Sequence[Sequence[MicroBatch]], teacher: Taught
+    ) -> tuple[BatchAtStart, list[Shift]]:
+        """Add hindsight_coefficient × clip(teacher − policy) to the advantages of answers with hints.
+
+        Tokens that a grammar forced keep their advantage of 0.
+        """
+        algorithm = self._algorithm
+        found: BatchAtStart = []
+        shifts: list[Shift] = []
+        for part, share in zip(tokens, shares, strict=True):
+            found.append([])
+            for each, batch in zip(part, share, strict=True):
+                shift = shift_of(
+                    batch.trajectory_N,
+                    batch.turn_N,
+                    each.logprobs_N,
+                    teacher,
+                    clip=algorithm.hindsight_clip,
+                    floor=algorithm.hindsight_floor,
+                )
+                shifts.append(shift)
+                added_N = algorithm.hindsight_coefficient * torch.where(batch.forced_N, 0.0, shift.shift_N)
+                found[-1].append(each._replace(advantages_N=each.advantages(batch, None) + added_N))
+        return found, shifts
 
     def select_high_entropy(self, tokens: BatchAtStart) -> tuple[BatchAtStart, float | None]:
         """Restrict the policy's loss to the tokens of the whole batch, over all ranks, whose entropy is in the

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from proxy.database.tables import RewardRow
 from proxy.feedback import rules
 from proxy.feedback.repository import RulesRepository
 from proxy.settings import RunSettings
@@ -71,12 +72,12 @@ async def test_applying_rules_continues_after_a_crash(ledger: Ledger, monkeypatc
     sessions = [await ledger.session(reward=1.0) for _ in range(3)]
     read, calls = RulesRepository.entries, 0
 
-    def dies(repository: RulesRepository, after: int, limit: int) -> list[Any]:
+    def dies(repository: RulesRepository, table: type[RewardRow], after: int, limit: int) -> list[Any]:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise RuntimeError("power cut")
-        return read(repository, after, limit)
+        return read(repository, table, after, limit)
 
     monkeypatch.setattr(RulesRepository, "entries", dies)
     with pytest.raises(RuntimeError, match="power cut"):
@@ -91,7 +92,7 @@ async def test_the_ledger_is_not_read_without_a_change_of_rules(
 ) -> None:
     await ledger.session(reward=1.0)
 
-    def entries(_repository: RulesRepository, _after: int, _limit: int) -> list[Any]:
+    def entries(_repository: RulesRepository, *_page: object) -> list[Any]:
         raise AssertionError("the ledger was read")
 
     monkeypatch.setattr(RulesRepository, "entries", entries)

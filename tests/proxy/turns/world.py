@@ -148,11 +148,13 @@ class World:
         statement = select(SessionRow.__table__).where(SessionRow.id == session_id)
         return await self.database.read(lambda connection: connection.execute(statement).one())
 
-    async def text(self, session_id: SessionId, text: str, *, turn_id: TurnId | None = None) -> str:
+    async def text(
+        self, session_id: SessionId, text: str, *, turn_id: TurnId | None = None, final: bool | None = None
+    ) -> str:
         """Post a text about the session, or about its turn. Return the text's id."""
         admin = Principal(kind=PrincipalKind.ADMIN, key_id=KeyId("key"), run_id=None, session_id=None)
         feedback = FeedbackService(self.database, self.signals, self.clock)
-        item = FeedbackItem(entries=(), session_id=session_id, turn_id=turn_id, text=text)
+        item = FeedbackItem(entries=(), session_id=session_id, turn_id=turn_id, text=text, final=final)
         (receipt,) = await feedback.record(admin, [item])
         return str(receipt.text)
 

@@ -114,6 +114,9 @@ ELSEWHERE = {
     "correction_high",
     "veto",
     "truncated_sampling",
+    "hindsight_coefficient",  # tested with texts in tests/trainer/test_hindsight.py
+    "hindsight_clip",
+    "hindsight_floor",
 }
 """Parts whose own tests show their effect."""
 

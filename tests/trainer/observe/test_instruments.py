@@ -52,9 +52,12 @@ def test_every_metric_is_documented_and_every_documented_metric_is_reported(
     assert reported == documented_metrics() - {
         "mfu",
         "kl_teacher",
+        "hindsight_answers",
+        "hindsight_ignored",
+        "hindsight_shift",
         "seconds_other_runs",
         "mismatch_warning",
-    }  # of a GPU, a teacher, several runs, and an engine with wrong log-probabilities
+    }  # of a GPU, a teacher, texts, several runs, and an engine with wrong log-probabilities
     assert "engine_idle_ratio" not in proxy.commits[0].step.metrics
     assert proxy.commits[1].step.metrics["engine_idle_ratio"] == 0.7
 
