@@ -9,6 +9,8 @@ from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.jobs.kinds import JobFailure, JobKind, JobKinds, RunningJob, Schedule
 from proxy.jobs.sweeping import cleaning
+from proxy.judges.service import JudgingService
+from proxy.lifecycle.judging import JUDGING
 from proxy.retention.eraser import EMPTYING, SessionEraser
 from proxy.retention.retention import RetentionService
 from proxy.settings import JobSettings
@@ -16,6 +18,9 @@ from proxy.webhooks.delivering import Delivery
 
 # Retention is a matter of days: a minute more is not noticed, and an idle proxy writes four small rows for it.
 RETENTION_SECONDS = 60.0
+# Above the longest time that a judge may give its model (`JudgeSettings.timeout_seconds`); its votes are asked for at
+# the same time.
+JUDGING_SECONDS = 360.0
 
 
 def job_kinds(
@@ -26,6 +31,7 @@ def job_kinds(
     eraser: SessionEraser,
     retention: RetentionService,
     webhooks: Delivery,
+    judging: JudgingService,
 ) -> JobKinds:
     """Return all kinds with their schedules."""
 
@@ -44,6 +50,12 @@ def job_kinds(
             JobKind(name=EMPTYING, handler=empty, concurrency=1),
             JobKind(name="retention", handler=retain, concurrency=1),
             webhooks.kind(),
+            JobKind(
+                name=JUDGING,
+                handler=judging.run,
+                concurrency=settings.judge_concurrency,
+                timeout_seconds=JUDGING_SECONDS,
+            ),
         ],
         [Schedule(name="retention", kind="retention", every_seconds=RETENTION_SECONDS)],
     )

@@ -253,6 +253,12 @@ class Metrics:
             "base_rl_feedback_texts", "Texts of feedback recorded.", ["effect"], registry=self.registry
         )
         self._preferences = Counter("base_rl_preferences", "Preferences recorded.", registry=self.registry)
+        self._judgements = Counter(
+            "base_rl_judgements", "Attempts of judges at sessions, by outcome.", ["outcome"], registry=self.registry
+        )
+        self._judge_tokens = Counter(
+            "base_rl_judge_tokens", "Tokens that judges used, by kind.", ["kind"], registry=self.registry
+        )
         self._redacted = Counter(
             "base_rl_redacted_tokens", "Tokens of recorded turns that were redacted.", registry=self.registry
         )
@@ -345,6 +351,11 @@ class Metrics:
 
     def preference_recorded(self) -> None:
         self._preferences.inc()
+
+    def session_judged(self, *, outcome: str, prompt_tokens: int, completion_tokens: int) -> None:
+        self._judgements.labels(outcome).inc()
+        self._judge_tokens.labels("prompt").inc(prompt_tokens)
+        self._judge_tokens.labels("completion").inc(completion_tokens)
 
     def tokens_redacted(self, tokens: int) -> None:
         self._redacted.inc(tokens)

@@ -19,6 +19,8 @@ from proxy.feedback.service import FeedbackService
 from proxy.job_kinds import job_kinds
 from proxy.jobs.service import JobService
 from proxy.jobs.setup import Jobs, build_jobs
+from proxy.judges.models import JudgeModels
+from proxy.judges.service import JudgingService
 from proxy.lifecycle.signals import Signals
 from proxy.limits.service import RunLimits
 from proxy.metrics import Metrics
@@ -127,6 +129,8 @@ async def build_services(
     outbound = Client(settings.outbound, clock=clock)
     stack.push_async_callback(outbound.aclose)
     webhook_secrets = SigningSecrets(secret)
+    judge_models = JudgeModels(settings.providers)
+    stack.push_async_callback(judge_models.aclose)
     jobs = build_jobs(
         settings.jobs,
         database=database,
@@ -137,6 +141,7 @@ async def build_services(
             eraser=erasing,
             retention=retention,
             webhooks=Delivery(database, outbound, webhook_secrets, signals, clock),
+            judging=JudgingService(database, judge_models, signals, clock, metrics),
         ),
         signals=signals,
         clock=clock,

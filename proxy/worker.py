@@ -17,6 +17,8 @@ from proxy.job_kinds import job_kinds
 from proxy.jobs.kinds import JobKinds
 from proxy.jobs.running import JobRunner
 from proxy.jobs.worker import JobWorker
+from proxy.judges.models import JudgeModels
+from proxy.judges.service import JudgingService
 from proxy.lifecycle.signals import Signals
 from proxy.log import logger
 from proxy.metrics import Metrics
@@ -45,6 +47,7 @@ def worker_kinds(database: Database, settings: Settings, signals: Signals, metri
     # Never a new secret: with another one than the proxies', this worker would sign so that no receiver accepts it.
     secrets = SigningSecrets(find_secret(settings.server.data_dir))
     webhooks = Delivery(database, Client(settings.outbound, clock=clock), secrets, signals, clock)
+    judging = JudgingService(database, JudgeModels(settings.providers), signals, clock, metrics)
     return job_kinds(
         database=database,
         settings=settings.jobs,
@@ -52,6 +55,7 @@ def worker_kinds(database: Database, settings: Settings, signals: Signals, metri
         eraser=eraser,
         retention=retention,
         webhooks=webhooks,
+        judging=judging,
     )
 
 

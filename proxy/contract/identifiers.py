@@ -21,6 +21,7 @@ EngineId = NewType("EngineId", str)
 JobId = NewType("JobId", str)
 ProjectId = NewType("ProjectId", str)
 WebhookId = NewType("WebhookId", str)
+JudgementId = NewType("JudgementId", str)
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
@@ -156,6 +157,10 @@ def new_project_id() -> ProjectId:
 
 def new_webhook_id() -> WebhookId:
     return WebhookId(_new("whk"))
+
+
+def new_judgement_id() -> JudgementId:
+    return JudgementId(_new("jdg"))
 
 
 def new_request_id() -> str:

@@ -33,6 +33,7 @@ from proxy.contract.trajectory import Purpose
 from proxy.database.prepared import Prepared, among, given_rows
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow, RunRow, SessionRow
 from proxy.lifecycle.combining import LedgerEntry, revised_at, session_rewards
+from proxy.lifecycle.judging import GIVEN_UP, enqueue_judging
 from proxy.lifecycle.outcomes import Ending, SessionEnd, SessionFacts, ended, training_state
 from proxy.lifecycle.texts import sessions_with_texts
 from proxy.lifecycle.trainable import teaching_sessions
@@ -69,6 +70,7 @@ def settle(
     the sessions in `session_ids`.
 
     Rewards are combined by the run's present rules; those of a leased or consumed session by the rules of its claim.
+    The run's judges get a job for each session that ends.
 
     If `changed` is not empty, the caller calls `signals.trajectories.notify()` after the commit: sessions may have
     become claimable, or groups complete.
@@ -108,10 +110,17 @@ def settle(
             done.changed.append(before.id)
         if facts.state != before.state:
             done.ended.append(before.id)
+            _enqueue_judging(connection, facts, config, now)
         if facts != before:
             settled.append(facts)
     _write(connection, settled)
     return done
+
+
+def _enqueue_judging(connection: Connection, facts: _Facts, config: str, now: float) -> None:
+    """Let the run's judges score a session that has just ended, unless there is nothing to judge."""
+    if facts.turn_count and facts.erased_at is None and facts.outcome not in GIVEN_UP:
+        enqueue_judging(connection, facts.run_id, _cached(config)[0].judges, facts.id, now=now)
 
 
 def _write(connection: Connection, settled: Sequence[_Facts]) -> None:
@@ -216,11 +225,16 @@ def _lineage(connection: Connection, session_id: str) -> _Lineage | None:
     return None if row is None else _Lineage(row.reward_ids, _rules(row.reward_rules))
 
 
-@lru_cache(maxsize=64)
 def reward_rules_in(config: str) -> RewardRules:
     """Return the reward rules of a run from its configuration as JSON text."""
+    return _cached(config)[1]
+
+
+@lru_cache(maxsize=64)
+def _cached(config: str) -> tuple[RunSettings, RewardRules]:
     # Cached, as it is called for every settled session and a run has few configurations.
-    return RunSettings.model_validate(json.loads(config)).reward_rules
+    settings = RunSettings.model_validate(json.loads(config))
+    return settings, settings.reward_rules
 
 
 def _rules(stored: Any) -> RewardRules | None:

@@ -29,6 +29,7 @@ from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     NO_CONVERSATION,
     FeedbackTextRow,
+    JudgementRow,
     PolicyVersionRow,
     PreferenceRow,
     RewardRow,
@@ -148,6 +149,7 @@ class ErasureRepository:
         self._connection.execute(_EMPTY_REWARDS, of_these)
         self._connection.execute(_EMPTY_PREFERENCES, of_these)
         self._connection.execute(_DELETE_TEXTS, of_these)
+        self._connection.execute(_EMPTY_JUDGEMENTS, of_these)
         self._connection.execute(_DELETE_AUDITS, of_these)
         return self._connection.execute(_SEAL, {**of_these, "now": now}).rowcount
 
@@ -257,6 +259,11 @@ _EMPTY_PREFERENCES = (
 
 # A text is content throughout: no row of it stays, as one of a reward does.
 _DELETE_TEXTS = delete(FeedbackTextRow).where(FeedbackTextRow.session_id.in_(_AMONG))
+# The hash would let somebody with a guess confirm the content. The rows stay, because they record what was spent. The
+# unique index of scores needs different digests for the same judge, hence the row's id.
+_EMPTY_JUDGEMENTS = (
+    update(JudgementRow).where(JudgementRow.session_id.in_(_AMONG)).values(digest=JudgementRow.id, error=null())
+)
 
 _DELETE_AUDITS = delete(TokenAuditRow).where(TokenAuditRow.session_id.in_(_AMONG))
 

@@ -18,6 +18,7 @@ from proxy.database.tables import (
     FeedbackTextRow,
     GroupRow,
     JobRow,
+    JudgementRow,
     PolicyVersionRow,
     PreferenceRow,
     RewardRow,
@@ -47,7 +48,16 @@ _REFERENCES = (
 )
 
 # Tables whose rows refer to sessions, turns among them: rows that refer to turns are deleted before the turns.
-_REFERRING = (RewardRow, FeedbackTextRow, TokenAuditRow, SessionUserRow, ClaimedSessionRow, TurnRow, ApiKeyRow)
+_REFERRING = (
+    RewardRow,
+    FeedbackTextRow,
+    JudgementRow,
+    TokenAuditRow,
+    SessionUserRow,
+    ClaimedSessionRow,
+    TurnRow,
+    ApiKeyRow,
+)
 
 
 class RunData(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from proxy.settings.content import RedactionRuleName, RedactionSettings, Retenti
 from proxy.settings.database import DEFAULT_CONNECTIONS, DatabaseSettings
 from proxy.settings.engine import EngineKind, EngineSettings, NamedEngineSettings
 from proxy.settings.jobs import JobSettings
+from proxy.settings.judges import JudgeSettings, ProviderSettings
 from proxy.settings.loading import Settings, as_environment, describe, load_settings, opentelemetry_is_set_up
 from proxy.settings.outbound import OutboundSettings
 from proxy.settings.projects import DEFAULT_PROJECT, ProjectName
@@ -36,10 +37,12 @@ __all__ = [
     "EngineSettings",
     "ImageMode",
     "JobSettings",
+    "JudgeSettings",
     "LimitSettings",
     "NamedEngineSettings",
     "OutboundSettings",
     "ProjectName",
+    "ProviderSettings",
     "ReasoningParserName",
     "RedactionRuleName",
     "RedactionSettings",

@@ -29,6 +29,9 @@ class JobSettings(Section):
     """The list in Redis; installations that share a Redis need different ones."""
     concurrency: PositiveInt = 8
     """Jobs that one process runs at the same time."""
+    judge_concurrency: PositiveInt = 6
+    """Judging jobs that all processes together run at the same time. Below `concurrency`, so that slow judges leave
+    places to other jobs."""
     lease_seconds: float = Field(default=30.0, ge=1, le=3600)
     """How long a job of a worker that died waits until another one takes it. Live workers extend their leases."""
     keep_days: PositiveFloat = 7.0

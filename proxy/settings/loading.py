@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from proxy.contract.configuration import (
@@ -22,6 +22,7 @@ from proxy.settings import runs as run_tables
 from proxy.settings.database import DatabaseSettings
 from proxy.settings.engine import EngineName, EngineSettings, NamedEngineSettings
 from proxy.settings.jobs import JobSettings
+from proxy.settings.judges import ProviderName, ProviderSettings
 from proxy.settings.outbound import OutboundSettings
 from proxy.settings.run import RunSettings
 from proxy.settings.section import ConfigurationError, Section
@@ -37,6 +38,8 @@ class Settings(Section):
     database: DatabaseSettings = DatabaseSettings()
     jobs: JobSettings = JobSettings()
     outbound: OutboundSettings = OutboundSettings()
+    providers: dict[ProviderName, ProviderSettings] = Field(default_factory=dict)
+    """Endpoints whose models judges use, by name."""
     engine: EngineSettings = EngineSettings()
     engines: dict[EngineName, NamedEngineSettings] = Field(default_factory=dict)
     run: RunSettings = RunSettings()
@@ -44,6 +47,17 @@ class Settings(Section):
     runs: dict[str, RunSettings] = Field(default_factory=dict)
     """The runs of the tables `[runs.NAME]`, each complete; the first run may be one of them."""
     trainer: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _judges_have_providers(self) -> Settings:
+        for run in self.declared_runs:
+            for name, judge in run.judges.items():
+                if judge.provider not in self.providers:
+                    raise ValueError(
+                        f"the judge {name!r} of the run {run.name!r} names the provider {judge.provider!r}, which is "
+                        f"not there: add [providers.{judge.provider}] with its base_url"
+                    )
+        return self
 
     @property
     def declared_runs(self) -> tuple[RunSettings, ...]:
@@ -109,7 +123,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
             if isinstance(value, BaseModel):
                 add(path, value)
             elif isinstance(value, dict | tuple):
-                environment[path] = json.dumps(value)
+                environment[path] = json.dumps(section.model_dump(mode="json", include={key})[key])
             elif isinstance(value, SecretStr):
                 environment[path] = value.get_secret_value()
             elif value is not None:
@@ -117,6 +131,8 @@ def as_environment(settings: Settings) -> dict[str, str]:
 
     for name in ("server", "requests", "database", "jobs", "outbound", "engine", "run"):
         add(f"{ENVIRONMENT_PREFIX}{name.upper()}", getattr(settings, name))
+    for name, provider in settings.providers.items():
+        add(f"{ENVIRONMENT_PREFIX}PROVIDERS__{name.upper()}", provider)
     # One variable: names of runs may have characters and capitals that a variable's name cannot have.
     # `project` is no part of a run's stored settings, so a dump leaves it out.
     tables = {
@@ -147,5 +163,7 @@ def _lines(details: Sequence[ErrorDetails], *within: str) -> str:
     for detail in details:
         key = ".".join(str(part) for part in (*within, *detail["loc"]))
         message = {"extra_forbidden": "there is no such key", "model_type": f"write it as a section, [{key}]"}
-        lines.append(f"{key}: {message.get(detail['type'], detail['msg'].removeprefix('Value error, '))}")
+        # A rule about several sections has no key.
+        where = f"{key}: " if key else ""
+        lines.append(f"{where}{message.get(detail['type'], detail['msg'].removeprefix('Value error, '))}")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from proxy.contract.reward import RewardRules
 from proxy.settings.content import RedactionSettings, RetentionSettings
+from proxy.settings.judges import JudgeName, JudgeSettings
 from proxy.settings.projects import ProjectName
 from proxy.settings.rewards import RewardNumber, RewardSettings
 from proxy.settings.section import Section
@@ -104,6 +105,8 @@ class RunSettings(Section):
     """Weight per reward name in the combined reward; names not listed weigh 1."""
     rewards: RewardSettings = RewardSettings()
     texts: TextSettings = TextSettings()
+    judges: dict[JudgeName, JudgeSettings] = Field(default_factory=dict, max_length=20)
+    """Judges by name. Each scores every session that ends, in a background job."""
     retention: RetentionSettings = RetentionSettings()
     redaction: RedactionSettings = RedactionSettings()
     limits: LimitSettings = LimitSettings()

@@ -7,13 +7,14 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import pytest
 import typer.main
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 import proxy.__main__
 import proxy.engines.embedded.__main__
@@ -24,7 +25,14 @@ from proxy.app import create_app
 from proxy.cli.commands import app as command_line
 from proxy.engines.activity import EngineActivity
 from proxy.metrics import Metrics
-from proxy.settings import EngineSettings, NamedEngineSettings, ServerSettings, Settings, load_settings
+from proxy.settings import (
+    EngineSettings,
+    NamedEngineSettings,
+    ProviderSettings,
+    ServerSettings,
+    Settings,
+    load_settings,
+)
 from tests.docs.markdown import ROOT, code, rows, sections
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS
@@ -55,12 +63,14 @@ def configuration() -> Iterator[tuple[str, type[BaseModel]]]:
         for key, field in model.model_fields.items():
             for kind in get_args(field.annotation) or (field.annotation,):  # or None: the section may be left out
                 if isinstance(kind, type) and issubclass(kind, BaseModel):
-                    yield from below(f"{name}.{key}", kind)
+                    table = ".NAME" if get_origin(field.annotation) is dict else ""
+                    yield from below(f"{name}.{key}{table}", kind)
 
     for key, field in Settings.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from below(key, field.annotation)
     yield from below("engines.NAME", NamedEngineSettings)
+    yield from below("providers.NAME", ProviderSettings)
     yield from below("trainer", TrainerSettings)
 
 
@@ -99,8 +109,7 @@ def test_the_documented_defaults_are_the_defaults(name: str) -> None:
         elif default is None:
             assert cells[2] == NOT_SET, key
         elif (model, key) != MACHINE_DEPENDENT:
-            plain = model.model_validate({}).model_dump(mode="json", by_alias=True)[key]
-            assert value(cells[2]) == plain, key
+            assert value(cells[2]) == to_jsonable_python(default, by_alias=True), key
 
 
 def test_the_documented_preset_parts_are_the_presets() -> None:

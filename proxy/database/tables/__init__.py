@@ -8,6 +8,7 @@ Import tables from this package, not from its modules: only then does `Base.meta
 from proxy.database.tables.base import Base, Big
 from proxy.database.tables.engines import EngineReportRow, EngineRow
 from proxy.database.tables.jobs import JobRow, JobScheduleRow
+from proxy.database.tables.judgements import JudgementRow
 from proxy.database.tables.rewards import FeedbackTextRow, PreferenceRow, RewardRow
 from proxy.database.tables.runs import (
     DEFAULT_PROJECT_ID,
@@ -39,6 +40,7 @@ __all__ = [
     "GroupRow",
     "JobRow",
     "JobScheduleRow",
+    "JudgementRow",
     "PolicyVersionRow",
     "PreferenceRow",
     "ProjectRow",
