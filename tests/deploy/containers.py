@@ -60,7 +60,7 @@ class Room:
     def start(self, name: str, image: Image, command: list[str] | None = None) -> None:
         """Start a service, by its own command if none is given."""
         bundle = self._bundle(name)
-        bundle.mkdir(parents=True)
+        bundle.mkdir(parents=True, exist_ok=True)
         (bundle / "config.json").write_text(json.dumps(self._config(name, image, command)))
         with (bundle / "log").open("wb") as log:
             words = self._crun("run", f"--bundle={bundle}", name)

@@ -55,22 +55,31 @@ def room(images: dict[str, Image], tmp_path_factory: pytest.TempPathFactory) -> 
     subprocess.run([ROOT / "deploy" / "make-secrets.sh", folder / "secrets"], check=True, capture_output=True)
     room = Room(folder, folder / "secrets")
     try:
-        room.start("volumes", images["proxy"])
-        assert room.wait("volumes", seconds=30) == 0, room.log("volumes")
-        entrypoint = ROOT / "tests" / "deploy" / "stand_ins" / "postgres.sh"
-        room.start("postgres", images["stores"], ["sh", "-c", entrypoint.read_text()])
-        room.start("redis", images["stores"])
-        for name in ("postgres", "redis"):
-            room.wait_until_healthy(name, seconds=_START_SECONDS)
-        room.start("engine", images["torch"])
-        room.start("proxy", images["proxy"])
-        room.start("worker", images["proxy"])
-        for name in ("engine", "proxy", "worker"):
-            room.wait_until_healthy(name, seconds=_START_SECONDS)
-        room.start("trainer", images["torch"])
+        start_all(room, images)
         yield room
     finally:
         room.close()
+
+
+def start_all(room: Room, images: dict[str, Image]) -> None:
+    """Start the services as `docker compose up` does, but for the engine, which it starts beside the stores."""
+    room.start("volumes", images["proxy"])
+    assert room.wait("volumes", seconds=30) == 0, room.log("volumes")
+    entrypoint = ROOT / "tests" / "deploy" / "stand_ins" / "postgres.sh"
+    room.start("postgres", images["stores"], ["sh", "-c", entrypoint.read_text()])
+    room.start("redis", images["stores"])
+    for name in ("postgres", "redis"):
+        room.wait_until_healthy(name, seconds=_START_SECONDS)
+    room.start("engine", images["torch"])
+    room.start("proxy", images["proxy"])
+    room.start("worker", images["proxy"])
+    for name in ("engine", "proxy", "worker"):
+        room.wait_until_healthy(name, seconds=_START_SECONDS)
+    room.start("trainer", images["torch"])
+
+
+def serving_version(room: Room) -> int:
+    return json.loads(room.get("http://127.0.0.1:8080/readyz"))["serving_version"] or 0
 
 
 def secret(room: Room, name: str) -> str:
@@ -135,11 +144,11 @@ def test_an_agents_rewards_make_a_version_that_is_served(room: Room) -> None:
     harness = room.run(sys.executable, *words, environment=environment, seconds=_LEARN_SECONDS)
     assert harness.returncode == 0, f"{harness.stderr}\n{room.log('proxy')}"
 
-    def served() -> bool:
-        run = json.loads(room.get(f"{address}/readyz", key))
-        return bool((run["serving_version"] or 0) >= 1)
-
-    wait_until(served, seconds=_LEARN_SECONDS, what=lambda: room.log("trainer") + room.log("proxy"))
+    wait_until(
+        lambda: serving_version(room) >= 1,
+        seconds=_LEARN_SECONDS,
+        what=lambda: room.log("trainer") + room.log("proxy"),
+    )
 
 
 def test_a_worker_runs_jobs_whose_ids_came_through_redis(room: Room) -> None:
@@ -165,3 +174,10 @@ def test_a_service_stops_in_time(room: Room, name: str) -> None:
     grace = {"1m": 60.0, None: 10.0}.get(SERVICES[name].get("stop_grace_period"), 15.0)
     assert seconds < grace, room.log(name)
     assert status == 0, room.log(name)
+
+
+def test_stopped_services_start_again_with_what_they_learnt(room: Room, images: dict[str, Image]) -> None:
+    start_all(room, images)
+    wait_until(lambda: serving_version(room) >= 1, seconds=_START_SECONDS, what=lambda: room.log("proxy"))
+    for name in ("data", "models"):
+        assert (room.folder / "volumes" / name).stat().st_uid == 1000
