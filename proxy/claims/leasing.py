@@ -144,7 +144,7 @@ def _hand_out(
     unrewarded = [
         session_id
         for session_id, combined in rewards.items()
-        if not combined.is_rewarded and not (rules.texts_train and session_id in texts)
+        if not combined.may_be_trained(described=rules.texts_train and session_id in texts)
     ]
     if unrewarded:
         raise Unrewarded(unrewarded)

@@ -57,7 +57,8 @@ class RewardRules(msgspec.Struct, frozen=True, kw_only=True):
 
     Each name's value is multiplied by its weight: 1 if `weights` has none; names of weight 0 are ignored. `order` is
     used by `first_of`. `low` and `high` bound the result. With `texts_train`, a session with a text about it or one
-    of its turns is trained even if nothing has a reward.
+    of its turns is trained even if nothing has a reward. A session without one of the names in `required` is not
+    trained, whatever else it has.
     """
 
     weights: dict[str, float] = {}
@@ -67,3 +68,4 @@ class RewardRules(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     texts_train: bool = False
+    required: tuple[str, ...] = ()

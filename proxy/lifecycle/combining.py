@@ -30,15 +30,17 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 class SessionRewards(msgspec.Struct, frozen=True, kw_only=True):
     """The combined rewards of one session. `reward_ids` names the entries that count, in order of arrival, without
-    superseded ones."""
+    superseded ones. `missing`: names that the rules require, and that neither the session nor a turn has."""
 
     reward: float | None
     turn_rewards: dict[TurnId, float]
     reward_ids: tuple[str, ...]
+    missing: tuple[str, ...] = ()
 
-    @property
-    def is_rewarded(self) -> bool:
-        return self.reward is not None or bool(self.turn_rewards)
+    def may_be_trained(self, *, described: bool) -> bool:
+        """Return whether the rewards let the session be trained. `described`: the run learns from texts, and the
+        session has one."""
+        return not self.missing and (self.reward is not None or bool(self.turn_rewards) or described)
 
     def differs_from(self, other: SessionRewards) -> bool:
         """Return whether any reward differs, whichever entries it comes from."""
@@ -69,6 +71,7 @@ def session_rewards(entries: Iterable[LedgerEntry], rules: RewardRules) -> Sessi
         reward=combine(about.get(None, ()), rules),
         turn_rewards={turn: reward for turn, reward in of_turns.items() if reward is not None},
         reward_ids=tuple(entry.id for entry in valid),
+        missing=tuple(name for name in rules.required if all(entry.name != name for entry in valid)),
     )
 
 

@@ -206,7 +206,7 @@ def _settled(
     learns from texts, and the session has one."""
     rules = lineage.rules if lineage is not None and lineage.rules is not None else rules
     rewards = session_rewards(entries, rules)
-    training = training_state(_facts(row, rewarded=rewards.is_rewarded or described, teaches=teaches))
+    training = training_state(_facts(row, rewarded=rewards.may_be_trained(described=described), teaches=teaches))
     is_new = training is TrainingState.READY and row.training != TrainingState.READY.value
     revised = None
     if training is TrainingState.CONSUMED and lineage is not None:

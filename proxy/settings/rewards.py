@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from proxy.contract.reward import NameRule, SourceRule
 from proxy.settings.section import Section
@@ -23,6 +23,8 @@ class RewardSettings(Section):
     """`first_of` takes the first of these names that has a value."""
     low: RewardNumber | None = None
     high: RewardNumber | None = None
+    required: tuple[Annotated[str, StringConstraints(min_length=1, max_length=128)], ...] = ()
+    """A session is trainable once it, or one of its turns, has a reward of each of these names."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> RewardSettings:
@@ -30,6 +32,8 @@ class RewardSettings(Section):
             raise ValueError('order and combine = "first_of" belong together: give both or neither')
         if len(set(self.order)) != len(self.order):
             raise ValueError("order has a name twice")
+        if len(set(self.required)) != len(self.required):
+            raise ValueError("required has a name twice")
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"low is {self.low}, above high, which is {self.high}")
         return self

@@ -139,4 +139,5 @@ class RunSettings(Section):
             low=self.rewards.low,
             high=self.rewards.high,
             texts_train=self.texts.train,
+            required=self.rewards.required,
         )

@@ -12,6 +12,7 @@ from fastapi import Response
 from proxy.contract.states import Outcome
 from proxy.contract.trajectory import Purpose
 from proxy.errors import StoreUnavailable
+from proxy.feedback.service import FeedbackItem
 from proxy.retention.eraser import SessionEraser
 from proxy.retention.repository import ErasedReason, ErasureRepository
 from proxy.sessions.opening import SessionSpec
@@ -43,6 +44,24 @@ async def test_an_ended_session_is_judged_and_becomes_trainable(database_url: st
         assert "What is 2 + 2?" in request["messages"][1]["content"]
         # The session ended once, so nothing is due any more.
         assert await world.run_jobs() == []
+
+
+async def test_a_session_waits_for_the_rewards_that_its_run_requires(database_url: str) -> None:
+    rules = {"rewards": {"required": ["taste"]}, "reward_timeout_seconds": 3600}
+    async with open_world(database_url, run=rules) as world:
+        judged, never = await world.session(end=False), await world.session(end=False)
+        for session_id in (judged, never):
+            item = FeedbackItem(entries=(("reward", 1.0),), session_id=session_id)
+            await world.store.feedback.record(world.store.owner, [item])
+            assert await world.store.training(session_id) == "pending"
+        world.model.answers = [grade(0.5), refusal(404, "no such model")]
+        assert sorted(await world.run_jobs()) == ["dead", "done"]
+        trained = {await world.store.training(session_id) for session_id in (judged, never)}
+        assert trained == {"ready", "pending"}
+        world.store.clock.now += 3601
+        await world.store.sessions.sweep()
+        trained = {await world.store.training(session_id) for session_id in (judged, never)}
+        assert trained == {"ready", "expired"}
 
 
 async def test_evaluations_are_judged_too_and_never_trained(database_url: str) -> None:

@@ -39,6 +39,7 @@ rules = st.builds(
     combine=st.sampled_from(NameRule),
     sources=st.sampled_from(SourceRule),
     order=orders,
+    required=st.just(()) | orders,
 )
 ANY_TURN = st.sampled_from([None, "t1", "t2"])
 
@@ -141,7 +142,10 @@ def test_a_turns_rewards_are_its_own(ledger: list[LedgerEntry], given_rules: Rew
     for turn in ("t1", "t2"):
         own = combine([entry for entry in ledger if entry.turn_id == turn], given_rules)
         assert rewards.turn_rewards.get(TurnId(turn)) == own
-    assert rewards.is_rewarded == (rewards.reward is not None or bool(rewards.turn_rewards))
+    numbers = rewards.reward is not None or bool(rewards.turn_rewards)
+    assert rewards.may_be_trained(described=False) == (numbers and not rewards.missing)
+    assert rewards.may_be_trained(described=True) == (not rewards.missing)
+    assert set(rewards.missing) == set(given_rules.required) - {entry.name for entry in ledger}
 
 
 @given(ledgers(turns=ANY_TURN), st.integers(0, 12), rules)
