@@ -10,7 +10,7 @@ ENGINE ?= embedded
 PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-gpu chaos checkpoint clean trace-call
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-feedback bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-gpu chaos checkpoint clean trace-call
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -138,6 +138,9 @@ bench-trainer: setup-dev  ## a training step packed, as trees and by TRL, per CP
 
 bench-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## a training step on a CUDA device, in the shape of Qwen3-0.6B -> benchmarks/results/gpu.json (SHORT=1: does it run?)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu $(if $(SHORT),--short)
+
+bench-feedback: setup-dev  ## learning from words alone, from words of other sessions, and from numbers, three seeds -> benchmarks/results/feedback.json (SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.feedback $(if $(SHORT),--short)
 
 chaos: setup  ## kill -9 at random times, with two runs on two engines, lying engines, a hostile client, a full disk, five connections, on both databases; and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
 	$(BIN)/python -m benchmarks.chaos $(if $(KILLS),--seconds $(KILLS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)

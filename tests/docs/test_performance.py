@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.asynchrony import report as async_report
+from benchmarks.feedback import report as feedback_report
 from benchmarks.gpu import report as gpu_report
 from benchmarks.hostile.__main__ import judged
 from benchmarks.learning import report as learning_report
@@ -161,6 +162,17 @@ def test_many_runs() -> None:
     wanted += [row for engine in engines for row in runs_report.ratio_rows(engine, measured[engine])]
     wanted += target_rows([target for engine in engines for target in runs_report.judged(engine, measured[engine])])
     assert rows(text) == wanted
+    assert f"on {measured['machine']['date']}" in " ".join(text.split())
+
+
+def test_words() -> None:
+    if not (ROOT / "benchmarks" / "results" / "feedback.json").exists():
+        assert "Learning from words" not in sections(PAGE), "figures without a result file"
+        pytest.skip("not measured yet: make bench-feedback")
+    measured = result("feedback.json")
+    text = sections(PAGE)["Learning from words"]
+    assert rows(text) == feedback_report.table(measured)
+    assert all(reached for _, reached in feedback_report.judged(measured))
     assert f"on {measured['machine']['date']}" in " ".join(text.split())
 
 

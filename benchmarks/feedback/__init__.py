@@ -1,0 +1,1 @@
+"""Learning from feedback in words, beside learning from numbers."""

@@ -1,0 +1,63 @@
+"""Test the sessions of `make bench-feedback`, and how it evaluates its measurements."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.feedback import report
+from benchmarks.feedback.run import Commented, Curve, Kind, Run, figures
+from benchmarks.learning.run import claim_of
+from benchmarks.learning.tasks import CHECKPOINT
+from trainer.algorithm.presets import resolve
+from trainer.algorithm.running import RunningMeans
+from trainer.batching.preparation import Prepared, prepare
+from trainer.config import AlgorithmSettings, BatchSettings, TrainerSettings
+from trainer.loading import load_reference
+from trainer.parallel.mesh import Ranks
+
+
+def attempted(kind: Kind) -> tuple[Prepared, list[float], int]:
+    alone = Ranks(0, 1, torch.device("cpu"), None)
+    model: Any = load_reference(CHECKPOINT, TrainerSettings(), alone)
+    task = Commented(Run(kind=kind, seed=0, sessions=6), CHECKPOINT)
+    groups, scores = task.attempt(model.inner, random.Random(0), torch.Generator().manual_seed(0), 0)
+    algorithm = resolve(AlgorithmSettings(hindsight_coefficient=0.0 if kind == "numbers" else 1.0))
+    ready = prepare(claim_of(groups, 0), 0, BatchSettings(), algorithm, RunningMeans.fresh(0.9), model.vocabulary)
+    hinted = ready.hinted(BatchSettings(), algorithm)
+    return ready, scores, sum(each.targets_N.numel() for each in hinted)
+
+
+def test_every_answer_is_read_with_the_words_and_has_no_number() -> None:
+    ready, _, hinted = attempted("words")
+    members = ready.batch.trajectories
+    assert (len(members), ready.dropped, ready.has_signal) == (6, (), True)
+    assert {member.reward for member in members} == {None}
+    assert hinted == sum(len(turn.output_ids) for member in members for turn in member.turns)
+
+
+def test_numbers_come_without_words() -> None:
+    ready, scores, hinted = attempted("numbers")
+    members = ready.batch.trajectories
+    assert [member.reward for member in members] == scores
+    assert (hinted, [member.hints for member in members]) == (0, [()] * 6)
+
+
+def test_steps_are_counted_to_the_first_good_batches() -> None:
+    curve = Curve(rewards=(0.2, 0.5, 0.9, 0.9, 0.9, 0.9, 0.5))
+    assert (curve.first, curve.last, curve.steps_to_goal) == (0.2, pytest.approx(0.8), 5)
+    assert Curve(rewards=(0.2, 0.9, 0.9, 0.9)).steps_to_goal is None
+
+
+def test_targets_are_of_every_seed() -> None:
+    good, bad = Curve(rewards=(0.2, *[0.9] * 6)), Curve(rewards=(0.2, 0.9, *[0.1] * 5))
+    result = {"words": figures([good, good]), "words_shuffled": figures([bad, bad]), "numbers": figures([good])}
+    assert all(reached for _, reached in report.judged(result))
+    assert report.table(result)[1] == [
+        *("words of other sessions", "0.20, 0.20", "0.90, 0.90", "0.10, 0.10", "never, never")
+    ]
+    result["words"] = figures([good, bad])
+    assert [reached for _, reached in report.judged(result)] == [True, False, True]
