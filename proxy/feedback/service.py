@@ -226,7 +226,8 @@ class _Recording(Together[_Recorded]):
                 )
                 recorded.new_receipts.append(receipt)
                 if _is_final(item, target):
-                    recorded.endings[target.session_id] = Ending(EndReason.REWARD)
+                    reason = EndReason.REWARD if item.entries else EndReason.EXPLICIT
+                    recorded.endings[target.session_id] = Ending(reason)
                 if item.idempotency_key is not None:
                     answered[target.run_id, item.idempotency_key] = receipt
                 new.rewards.extend(rewards)

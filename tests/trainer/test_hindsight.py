@@ -243,3 +243,16 @@ def test_a_trainer_makes_a_version_of_texts_alone(
     assert (metrics["hindsight_answers"], metrics["hindsight_ignored"]) == (16, 0)
     assert metrics["hindsight_shift"] > 0
     assert (metrics["trajectories"], metrics["gradient_norm"] > 0) == (8, True)
+
+
+def test_a_session_without_a_reward_does_not_lower_the_mean_reward(
+    start: Start, tiny_model: Path, tmp_path: Path
+) -> None:
+    members = drawn(load_tiny(tiny_model), 8)
+    members[0] = msgspec.structs.replace(members[0], reward=3.0)
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    proxy.offer([group_of([member], None) for member in members])
+    trainer = start(proxy, settings(tmp_path, algorithm={"hindsight_coefficient": 1.0}))
+    trainer.loop.resume()
+    trainer.loop.step()
+    assert proxy.commits[0].step.metrics["reward_mean"] == 3.0

@@ -37,13 +37,18 @@ def unusable(
     if oldest is not None and oldest < base_version - max_staleness:
         return SkipReason.STALE
     hinted = from_words and any(turn.hints and is_trained(turn) for turn in trajectory.turns)
-    if trajectory.reward is None and all(turn.reward is None for turn in trajectory.turns) and not hinted:
+    if not has_reward(trajectory) and not hinted:
         return SkipReason.NO_REWARD
     if not well_formed(trajectory, vocabulary):
         return SkipReason.MALFORMED
     if not any(is_trained(turn) for turn in trajectory.turns):
         return SkipReason.NOTHING_TRAINABLE
     return None
+
+
+def has_reward(trajectory: Trajectory) -> bool:
+    """Return whether the session or one of its turns has a reward."""
+    return trajectory.reward is not None or any(turn.reward is not None for turn in trajectory.turns)
 
 
 def is_trained(turn: TrajectoryTurn) -> bool:

@@ -16,7 +16,7 @@ from trainer.algorithm.value_loss import explained_variance
 from trainer.batching.grouping import Batch
 from trainer.batching.packing import MiniBatch
 from trainer.batching.preparation import Prepared
-from trainer.batching.staleness import is_trained
+from trainer.batching.staleness import has_reward, is_trained
 from trainer.batching.teaching import Taught, taught_of
 from trainer.config import Divergence
 from trainer.observe.audits import combined_reward, comparable, quantile
@@ -81,7 +81,9 @@ def consumption(audits: Sequence[TrajectoryAudit]) -> dict[str, float]:
 
 
 def _of_batch(batch: Batch, advantages: Advantages) -> dict[str, float]:
-    rewards = torch.tensor([combined_reward(trajectory) for trajectory in batch.trajectories], dtype=torch.float64)
+    # Sessions that have only feedback in words have no reward, which is not a reward of 0.
+    rewarded = [combined_reward(each) for each in batch.trajectories if has_reward(each)]
+    rewards = torch.tensor(rewarded or [0.0], dtype=torch.float64)
     values = torch.tensor(
         [
             value

@@ -58,9 +58,9 @@ async def test_a_text_ends_the_session_with_a_reward_or_on_request(store: Store)
     (receipt,) = await post(store, item)
     assert (len(receipt.rewards), receipt.text is None) == (1, False)
     await post(store, words(asked, final=True))
-    for session_id, reward in ((rewarded, 1.0), (asked, None)):
+    for session_id, reward, reason in ((rewarded, 1.0, "reward"), (asked, None, "explicit")):
         view = await store.sessions.get(store.owner, session_id)
-        assert (view.state, view.reward, len(view.feedback)) == ("ended", reward, 1)
+        assert (view.state, view.end_reason, view.reward, len(view.feedback)) == ("ended", reason, reward, 1)
 
 
 async def test_a_repeated_key_gets_the_same_answer_and_records_nothing(store: Store) -> None:
