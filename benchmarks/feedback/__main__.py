@@ -42,7 +42,9 @@ def measure(*, jobs: int, short: bool) -> dict[str, Any]:
                 kind: [pool.submit(learn, Run(kind=kind, seed=seed, **size), base) for seed in seeds]
                 for kind in KINDS
             }
-            found = {kind: figures([each.result() for each in runs]) for kind, runs in under_way.items()}
+            found: dict[str, Any] = {
+                kind: figures([each.result() for each in runs]) for kind, runs in under_way.items()
+            }
     return found
 
 
