@@ -29,6 +29,7 @@ from proxy.http.boundary import RequestBoundary, RequestObserver
 from proxy.http.plain_routes import PlainRoutes
 from proxy.http.services import provide
 from proxy.jobs import endpoints as job_endpoints
+from proxy.judges import endpoints as judge_endpoints
 from proxy.keys import endpoints as key_endpoints
 from proxy.log import logger
 from proxy.metrics import Metrics
@@ -177,6 +178,7 @@ def create_app(
         key_endpoints.router,
         engine_endpoints.router,
         job_endpoints.router,
+        judge_endpoints.router,
         project_endpoints.router,
         webhook_endpoints.router,
         ledger_endpoints.router,

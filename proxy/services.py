@@ -19,6 +19,7 @@ from proxy.feedback.service import FeedbackService
 from proxy.job_kinds import job_kinds
 from proxy.jobs.service import JobService
 from proxy.jobs.setup import Jobs, build_jobs
+from proxy.judges.directory import JudgeDirectory
 from proxy.judges.models import JudgeModels
 from proxy.judges.service import JudgingService
 from proxy.lifecycle.signals import Signals
@@ -82,6 +83,7 @@ class Services:
     transfer: TransferService
     erasing: EraseService
     retention: RetentionService
+    judges: JudgeDirectory
     jobs: JobService
     background_jobs: Jobs
     webhooks: WebhookService
@@ -251,6 +253,7 @@ async def build_services(
         ),
         erasing=erasing,
         retention=retention,
+        judges=JudgeDirectory(database, signals, clock),
         jobs=jobs.service,
         background_jobs=jobs,
         webhooks=WebhookService(database, outbound, webhook_secrets, jobs.service, signals, clock),

@@ -21,6 +21,7 @@ from proxy.cli.erase_commands import erase
 from proxy.cli.export_commands import export, import_sessions
 from proxy.cli.fit_commands import AS_THEY_ARE, fit
 from proxy.cli.jobs_commands import jobs_app, worker
+from proxy.cli.judges_commands import judges_app
 from proxy.cli.keys_commands import keys_app
 from proxy.cli.replay_commands import replay
 from proxy.cli.rewards_commands import rewards_app
@@ -64,6 +65,7 @@ def base_rl(
 
 app.add_typer(runs_app, name="runs")
 app.add_typer(engines_app, name="engines")
+app.add_typer(judges_app, name="judges")
 app.add_typer(sessions_app, name="sessions")
 app.add_typer(steps_app, name="steps")
 app.add_typer(versions_app, name="versions")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -102,6 +102,15 @@ class Operations:
     async def revised_rewards(self, run: str, limit: int) -> list[dict[str, Any]]:
         """Return trained sessions whose rewards changed since, the last revised first."""
         return await self._list(f"/api/v1/runs/{quote(run, safe='')}/rewards/revised?limit={limit}", "sessions")
+
+    async def judges(self, run: str) -> list[dict[str, Any]]:
+        return await self._list(f"/api/v1/runs/{quote(run, safe='')}/judges", "judges")
+
+    async def rejudge(self, run: str, judge: str, sessions: Sequence[str]) -> dict[str, Any]:
+        """Enqueue the judging of these sessions, or of all that have no score of the judge in its present form."""
+        path = f"/api/v1/runs/{quote(run, safe='')}/judges/{quote(judge, safe='')}/rejudge"
+        body = {"sessions": list(sessions)} if sessions else {}
+        return await self.send(path, {}, json.dumps(body).encode(), label="the request")
 
     async def add_reward(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self.send("/v1/feedback", {}, json.dumps(body).encode(), label="the reward")

@@ -76,6 +76,34 @@ def rewards_revised(
     )
 
 
+@rewards_app.command("rejudge")
+def rewards_rejudge(
+    run: Annotated[str, typer.Argument(help="The run's name.")],
+    judge: Annotated[str, typer.Argument(help="The judge's name, as `base-rl judges list` shows it.")],
+    session: Annotated[
+        list[str] | None, typer.Option(help="Only this session, by its id. May be given several times.")
+    ] = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a judge score sessions that it has not scored in its present form.
+
+    A new score supersedes the judge's earlier one, which stays in the ledger. Sessions that a trainer has used keep
+    the rewards that they were trained with.
+    """
+
+    def show(found: dict[str, Any]) -> None:
+        out.print(f"sessions that will be judged: {found['enqueued']} (base-rl jobs list --kind judge)")
+        if found["more"]:
+            out.print("There may be more; run the command again once these are judged.")
+
+    ask_and_show(
+        (data_dir, url, api_key), lambda base_rl: base_rl.rejudge(run, judge, session or []), show, as_json=as_json
+    )
+
+
 @rewards_app.command("add", context_settings={"ignore_unknown_options": True})
 def rewards_add(
     session: Annotated[str, typer.Argument(help="The session's id, or the client's own name for it.")],

@@ -11,7 +11,7 @@ from fastapi import Response
 
 from proxy.contract.states import Outcome
 from proxy.contract.trajectory import Purpose
-from proxy.errors import StoreUnavailable
+from proxy.errors import NotFound, StoreUnavailable
 from proxy.feedback.service import FeedbackItem
 from proxy.retention.eraser import SessionEraser
 from proxy.retention.repository import ErasedReason, ErasureRepository
@@ -271,3 +271,23 @@ async def _mark_erased(world: World, session_id: str) -> None:
     await world.store.database.commit(
         lambda connection: ErasureRepository(connection).mark([session_id], ErasedReason.REQUESTED, now)
     )
+
+
+async def test_a_changed_judge_fills_in_what_it_has_not_scored(database_url: str) -> None:
+    async with open_world(database_url) as world:
+        first, second = await world.session(), await world.session()
+        assert await world.run_jobs() == ["done", "done"]
+        assert (await world.rejudge()).enqueued == 0
+        await world.configure(rubric="Is the answer polite?")
+        world.model.answers = [grade(0.25)]
+        assert (await world.rejudge([first])).enqueued == 1
+        assert (await world.rejudge()).enqueued == 1
+        assert (await world.rejudge()).enqueued == 0
+        await world.run_jobs()
+        for session_id in (first, second):
+            assert await world.store.reward_values(session_id) == [0.5, 0.25]
+        (view,) = await world.judges.list_(await world.run())
+        assert (view.scored, view.failed, view.mean_score, view.problem) == (4, 0, 0.375, None)
+        assert (view.prompt_tokens, view.completion_tokens) == (400, 40)
+        with pytest.raises(NotFound, match="it has: taste"):
+            await world.judges.rejudge(await world.run(), "other", None)

@@ -17,9 +17,12 @@ from proxy.jobs.leasing import find_due
 from proxy.jobs.running import JobRunner
 from proxy.jobs.running import Outcome as JobOutcome
 from proxy.jobs.sweeping import JobSweeper
+from proxy.judges.directory import JudgeDirectory
 from proxy.judges.models import JudgeModels
 from proxy.judges.service import JudgingService
+from proxy.judges.views import Rejudging
 from proxy.lifecycle.judging import JUDGING, enqueue_judging
+from proxy.runs.service import RunView
 from proxy.sessions.opening import SessionSpec
 from proxy.settings import ProviderSettings, RunSettings
 from tests.proxy.jobs.world import Seen
@@ -51,6 +54,7 @@ class World:
         self.model = model
         self.judged = Judged()
         self.service = JudgingService(store.database, models, store.signals, store.clock, self.judged)
+        self.judges = JudgeDirectory(store.database, store.signals, store.clock)
         self.kinds = JobKinds([JobKind(name=JUDGING, handler=self.service.run, timeout_seconds=10)])
         self.sweeper = JobSweeper(store.database, self.kinds, store.signals, store.clock)
         self.runner = JobRunner(
@@ -87,6 +91,12 @@ class World:
                 connection, self.store.run.id, ["taste"], session_id, now=now, again=mark
             )
         )
+
+    async def run(self) -> RunView:
+        return await self.store.runs.by_id(self.store.run.id)
+
+    async def rejudge(self, session_ids: list[str] | None = None) -> Rejudging:
+        return await self.judges.rejudge(await self.run(), "taste", session_ids)
 
     async def run_jobs(self) -> list[JobOutcome]:
         """Run the jobs that are due, once, and return how they ended."""

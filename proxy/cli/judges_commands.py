@@ -1,0 +1,48 @@
+"""`base-rl judges …`: the judges of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from proxy.cli.asking import ask_and_show
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, errors, out
+
+judges_app = typer.Typer(no_args_is_help=True, help="Models that score a run's sessions.")
+
+_HEADINGS = ("judge", "model", "reward", "votes", "scored", "failed", "mean", "spread", "tokens", "cost")
+
+
+@judges_app.command("list")
+def judges_list(
+    run: Annotated[str, typer.Argument(help="The run's name.")],
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the judges of a run with their scores and their cost."""
+    ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.judges(run), _print_table, as_json=as_json)
+
+
+def _print_table(judges: list[dict[str, Any]]) -> None:
+    if not judges:
+        out.print("The run has no judges: add a table [run.judges.NAME] to its settings.", markup=False)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in _HEADINGS:
+        table.add_column(heading)
+    for one in judges:
+        table.add_row(
+            *(one["name"], one["model"], one["reward"]),
+            *(str(one[key]) for key in ("votes", "scored", "failed")),
+            *("" if one[key] is None else f"{one[key]:.3g}" for key in ("mean_score", "spread")),
+            str(one["prompt_tokens"] + one["completion_tokens"]),
+            "" if one["cost"] is None else f"{one['cost']:.4g}",
+        )
+    out.print(table)
+    for one in judges:
+        if one["problem"] is not None:
+            errors.print(f"{one['name']}: {one['problem']}", soft_wrap=True, markup=False)

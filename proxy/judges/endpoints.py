@@ -1,0 +1,58 @@
+"""Judges over HTTP.
+
+GET  /api/v1/runs/{run}/judges                    {"judges": [JudgeView…]}
+POST /api/v1/runs/{run}/judges/{judge}/rejudge    {"sessions"?} → 202 Rejudging
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from proxy.auth.access import Right
+from proxy.http.body import json_body, validated
+from proxy.http.openapi import described
+from proxy.http.services import service
+from proxy.http.strict_route import StrictRoute
+from proxy.judges.directory import MOST_SESSIONS, JudgeDirectory
+from proxy.runs.http import trainers_run
+
+router = APIRouter(prefix="/api/v1/runs/{run}/judges", tags=["judges"], route_class=StrictRoute)
+
+
+class RejudgeBody(BaseModel):
+    """The sessions to judge, by their ids; without them, all that the judge has not scored in its present form."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sessions: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=40)]], Field(min_length=1, max_length=MOST_SESSIONS)
+        ]
+        | None
+    ) = None
+
+
+@router.get("")
+async def judges(request: Request, run: str) -> JSONResponse:
+    """List the run's judges with what they have scored and used."""
+    found = await trainers_run(request, run, Right.READ)
+    views = await service(request, JudgeDirectory).list_(found)
+    return JSONResponse({"judges": msgspec.to_builtins(views)})
+
+
+@router.post(
+    "/{judge}/rejudge",
+    status_code=202,
+    openapi_extra=described(RejudgeBody, answers={202: "How many sessions will be judged."}),
+)
+async def rejudge(request: Request, run: str, judge: str) -> JSONResponse:
+    """Judge ended sessions that the judge has not scored in its present form."""
+    found = await trainers_run(request, run, Right.CHANGE)
+    body = validated(RejudgeBody, await json_body(request))
+    result = await service(request, JudgeDirectory).rejudge(found, judge, body.sessions)
+    return JSONResponse(msgspec.to_builtins(result), 202)
