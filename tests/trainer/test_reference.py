@@ -191,6 +191,6 @@ def test_a_reference_of_another_shape_is_refused(tiny_model: Path) -> None:
 def test_contradictions_are_refused() -> None:
     with pytest.raises(ValueError, match="two ways to move the reference"):
         ReferenceSettings(reset_every=3, ema=0.9)
-    with pytest.raises(ConfigurationError, match=r"reference\.ema: there is no reference while kl_coefficient is 0"):
+    with pytest.raises(ConfigurationError, match=r"reference\.ema: there is no reference while kl_coefficient and"):
         check_reference(ReferenceSettings(ema=0.9), resolve(AlgorithmSettings()))
     check_reference(ReferenceSettings(ema=0.9), resolve(HELD))

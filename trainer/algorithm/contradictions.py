@@ -223,8 +223,8 @@ def check_reference(settings: ReferenceSettings, algorithm: Algorithm) -> None:
     if settings.follows and not algorithm.has_reference:
         option = "reset_every" if settings.reset_every is not None else "ema"
         raise ConfigurationError(
-            f"trainer.reference.{option}: there is no reference while kl_coefficient is 0; set"
-            " trainer.algorithm.kl_coefficient, or leave it out"
+            f"trainer.reference.{option}: there is no reference while kl_coefficient and hindsight_coefficient are"
+            " 0; set one of them in [trainer.algorithm], or leave it out"
         )
 
 

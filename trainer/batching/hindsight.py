@@ -19,8 +19,8 @@ from trainer.batching.teaching import Taught
 
 
 class HindsightFigures(NamedTuple):
-    """What the texts of a batch did: the answers with hints, those of them that were ignored, and over the tokens of
-    the others the number and the sum of |shift|."""
+    """Counts of the answers with hints and of those among them that were ignored; the number of tokens of the others,
+    and the sum of |shift| over these."""
 
     answers: int
     ignored: int
