@@ -17,7 +17,7 @@ from proxy.settings import JudgeSettings
 
 def fingerprint(judge: JudgeSettings) -> str:
     """Return a hash of what determines the scores: the judge's settings and the shipped prompt."""
-    settings = judge.model_dump(mode="json", exclude={"timeout_seconds"})
+    settings = judge.model_dump(mode="json", exclude={"timeout_seconds", "tokens_per_day"})
     # The number is that of the rules by which conversations are written out and answers are read.
     text = json.dumps([1, settings, _source(judge.kind), schema()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -52,6 +52,14 @@ class JudgementRepository:
         rows = self._connection.execute(statement.where(JudgementRow.run_id == run_id).group_by(JudgementRow.judge))
         return {row["judge"]: {key: row[key] for key in row if key != "judge"} for row in rows.mappings()}
 
+    def tokens_since(self, run_id: str, judge: str, since: float) -> int:
+        """Return the tokens that the judge used in all attempts after `since`."""
+        tokens = func.sum(JudgementRow.prompt_tokens + JudgementRow.completion_tokens)
+        statement = select(func.coalesce(tokens, 0)).where(
+            JudgementRow.run_id == run_id, JudgementRow.judge == judge, JudgementRow.created_at > since
+        )
+        return int(self._connection.execute(statement).scalar_one())
+
     def newest_error(self, run_id: str, judge: str) -> str | None:
         """Return why the judge's newest attempt failed; None if it did not."""
         statement = select(JudgementRow.error).where(JudgementRow.run_id == run_id, JudgementRow.judge == judge)

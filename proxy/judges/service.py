@@ -24,6 +24,9 @@ from proxy.lifecycle.signals import Signals
 from proxy.settings import JudgeSettings, RunSettings
 from proxy.transfer.reading import TransferReader
 
+_DAY_SECONDS = 86400.0
+# How soon a raised budget takes effect. Each waiting job costs a query and a write in every pause.
+_BUDGET_PAUSE_SECONDS = 600.0
 _WITH_THE_TRAINER = (TrainingState.LEASED.value, TrainingState.CONSUMED.value)
 
 
@@ -77,6 +80,7 @@ class JudgingService:
             return {"skipped": subject.reason}
         if subject.reward_id is not None:
             return {"reward_id": subject.reward_id, "repeated": True}
+        await self._postpone_over_budget(subject)
         judged = await judge_transcript(self._models, subject.judge, subject.transcript)
         if judged.failure is not None:
             await self._record_failure(subject, judged, judged.failure)
@@ -91,6 +95,19 @@ class JudgingService:
         self._observer.rewards_recorded(1, effect="recorded_after_training" if late else "recorded")
         self._count("scored", judged)
         return None
+
+    async def _postpone_over_budget(self, subject: Subject) -> None:
+        """Raise JobPostponed if the judge has used the tokens that it may use in a day."""
+        budget = subject.judge.tokens_per_day
+        if budget is None:
+            return
+        since = self._clock() - _DAY_SECONDS
+        used = await self._database.read(
+            lambda connection: JudgementRepository(connection).tokens_since(subject.run_id, subject.name, since)
+        )
+        if used >= budget:
+            reason = f"the judge {subject.name!r} has used {used} tokens in 24 hours, of {budget} (tokens_per_day)"
+            raise JobPostponed(reason, seconds=_BUDGET_PAUSE_SECONDS)
 
     async def _record_failure(self, subject: Subject, judged: Judged, failure: Exception) -> None:
         """Record what a failed attempt cost and why it failed."""

@@ -68,6 +68,8 @@ class JudgeSettings(Section):
     """Longest time for one answer."""
     max_characters: int = Field(default=60_000, ge=1000, le=2_000_000)
     """A longer conversation is cut in its middle; the judge is shown where, and the judgement records it."""
+    tokens_per_day: PositiveInt | None = None
+    """Once the judge has used this many tokens in the last 24 hours, its jobs wait."""
 
     @model_validator(mode="after")
     def _has_a_range(self) -> JudgeSettings:

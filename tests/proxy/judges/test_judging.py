@@ -291,3 +291,17 @@ async def test_a_changed_judge_fills_in_what_it_has_not_scored(database_url: str
         assert (view.prompt_tokens, view.completion_tokens) == (400, 40)
         with pytest.raises(NotFound, match="it has: taste"):
             await world.judges.rejudge(await world.run(), "other", None)
+
+
+async def test_a_judge_that_has_spent_its_budget_waits_and_goes_on(database_url: str) -> None:
+    async with open_world(database_url, tokens_per_day=150) as world:
+        for _ in range(2):  # of 110 tokens each
+            await world.session()
+            assert await world.run_jobs() == ["done"]
+        await world.session()
+        assert await world.run_jobs() == ["postponed"]
+        *_, job = await world.jobs()
+        assert (job.attempts, "220 tokens in 24 hours, of 150" in job.error) == (0, True)
+        world.store.clock.now += 86401
+        assert await world.run_jobs() == ["done"]
+        assert len(world.model.requests) == 3
