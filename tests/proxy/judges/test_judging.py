@@ -15,6 +15,7 @@ from proxy.errors import NotFound, StoreUnavailable
 from proxy.feedback.service import FeedbackItem
 from proxy.retention.eraser import SessionEraser
 from proxy.retention.repository import ErasedReason, ErasureRepository
+from proxy.runs.deletion_repository import DeletionRepository
 from proxy.sessions.opening import SessionSpec
 from tests.database import sqlite_database
 from tests.proxy.judges.model_server import Answer, completion, grade, refusal, silence
@@ -305,3 +306,15 @@ async def test_a_judge_that_has_spent_its_budget_waits_and_goes_on(database_url:
         world.store.clock.now += 86401
         assert await world.run_jobs() == ["done"]
         assert len(world.model.requests) == 3
+
+
+async def test_judgements_are_deleted_with_their_sessions(database_url: str) -> None:
+    async with open_world(database_url) as world:
+        session_id = await world.session()
+        await world.run_jobs()
+        run_id = world.store.run.id
+        deleted = await world.store.database.commit(
+            lambda connection: DeletionRepository(connection).delete_sessions(run_id)
+        )
+        assert deleted == [session_id]
+        assert await world.judgements() == []
