@@ -32,7 +32,7 @@ from proxy.auth.access import Principal, Right, covers, require_right, require_r
 from proxy.auth.http import principal
 from proxy.contract.policy import MAX_VERSION
 from proxy.contract.states import SessionState, TrainingState
-from proxy.errors import NotFound
+from proxy.errors import InvalidRequest, NotFound
 from proxy.http.openapi import EVENT_STREAM, described
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
@@ -114,12 +114,15 @@ async def version_diff(
     run: str,
     who: Who,
     overview: Overview,
-    before: Annotated[int, Query(alias="from", ge=0, le=MAX_VERSION)],
-    after: Annotated[int, Query(alias="to", ge=0, le=MAX_VERSION)],
+    before: Annotated[int | None, Query(alias="from", ge=0, le=MAX_VERSION)] = None,
+    after: Annotated[int | None, Query(alias="to", ge=0, le=MAX_VERSION)] = None,
     limit: Limit = 20,
 ) -> Response:
     """Explain what changed from one version to a later one; each list has at most `limit` entries."""
     run_id = await readable_run(run, who, overview)
+    # Checked after the key: a key that may not know of the run gets 404, whatever else is wrong with its request.
+    if before is None or after is None:
+        raise InvalidRequest("give two versions: ?from=3&to=7", param="from" if before is None else "to")
     return json_answer(await overview.compare_versions(run_id, before, after, limit=limit))
 
 
