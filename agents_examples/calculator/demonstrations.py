@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import json
 import random
 from enum import StrEnum
 from typing import Any
 
-from agents_examples.calculator.tasks import OPERATIONS, Problem, calculate, random_problem
+from agents_examples.calculator.tasks import CALCULATOR, OPERATIONS, Problem, calculate, random_problem
+from agents_examples.tiny.checkpoint import Conversation, Recipe, Stage
+from agents_examples.tiny.habits import draw_habits
 
 Message = dict[str, Any]
 
@@ -44,12 +44,7 @@ to read the operation, and learning stalls."""
 def demonstrate(rng: random.Random, mixture: Mixture, count: int) -> list[list[Message]]:
     """Return conversations about random problems, in which the number of every habit follows its share to within
     one."""
-    offset = rng.random()
-    habits = list(mixture)
-    ends = list(itertools.accumulate(mixture.values()))
-    shares = [(index + offset) / count * ends[-1] for index in range(count)]
-    drawn = [habits[min(bisect.bisect_right(ends, share), len(habits) - 1)] for share in shares]
-    return [conversation(random_problem(rng), habit, rng) for habit in drawn]
+    return [conversation(random_problem(rng), habit, rng) for habit in draw_habits(rng, mixture, count)]
 
 
 def conversation(problem: Problem, habit: Habit, rng: random.Random) -> list[Message]:
@@ -76,3 +71,20 @@ def _says(text: str) -> Message:
 def _calls(arguments: str) -> Message:
     function = {"name": "calculator", "arguments": arguments}
     return {"role": "assistant", "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}
+
+
+def recipe(*, right_steps: int = 200, mediocre_steps: int = 100) -> Recipe:
+    """Return the recipe of the calculator's checkpoint."""
+
+    def stage(mixture: Mixture, steps: int) -> Stage:
+        return Stage(
+            steps=steps,
+            demonstrate=lambda rng, count: [with_tool(messages) for messages in demonstrate(rng, mixture, count)],
+        )
+
+    return Recipe(stages=[stage(ALL_RIGHT, right_steps), stage(MEDIOCRE, mediocre_steps)])
+
+
+def with_tool(messages: list[Message]) -> Conversation:
+    """Return the messages with the description of the calculator."""
+    return Conversation(messages=messages, tools=[dict(CALCULATOR)])

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from agents_examples.calculator.tasks import Problem, calculate, random_problem, score
-from agents_examples.calculator.vocabulary import render
+from agents_examples.calculator.tasks import CALCULATOR, Problem, calculate, random_problem, score
+from agents_examples.tiny.vocabulary import render
 
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
@@ -131,7 +131,8 @@ def measure(
         if not open_attempts:
             break
         prompts = [
-            tokenizer.encode(render(tokenizer, attempt.messages, generation_prompt=True)) for attempt in open_attempts
+            tokenizer.encode(render(tokenizer, attempt.messages, tools=[CALCULATOR], generation_prompt=True))
+            for attempt in open_attempts
         ]
         completions = [
             completion.without(stop)

@@ -7,13 +7,8 @@ first answer, which the demonstrated conversation follows, and "ok" before conve
 
 from __future__ import annotations
 
-import math
 import random
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch.nn import functional
 
 from agents_examples.calculator.demonstrations import (
     ALL_RIGHT,
@@ -23,17 +18,14 @@ from agents_examples.calculator.demonstrations import (
     Mixture,
     conversation,
     demonstrate,
+    with_tool,
 )
-from agents_examples.calculator.make_checkpoint import IGNORED, batch_of, build_model, encode, save
 from agents_examples.calculator.tasks import random_problem
-from agents_examples.calculator.vocabulary import empty_tokenizer, render, train_tokenizer
+from agents_examples.tiny.checkpoint import Conversation, Recipe, Stage, make_checkpoint
 from benchmarks.feedback.texts import PRAISE, SHOULD, SILENT
 from proxy.settings import TextSettings
 
 RIGHT_STEPS, MEDIOCRE_STEPS = 250, 120
-_WARM_UP_STEPS = 30
-_BATCH = 64
-_LEARNING_RATE = 3e-3
 # Shares of the demonstrations with a message that say nothing, that are about the question's own problem among the
 # rest, and that say what should have been done instead of praising.
 _SILENT, _OWN_PROBLEM, _SHOULD = 0.12, 0.5, 0.7
@@ -41,38 +33,19 @@ _SILENT, _OWN_PROBLEM, _SHOULD = 0.12, 0.5, 0.7
 
 def make_base(directory: Path, *, seed: int, short: bool) -> None:
     """Make tokenizer and weights in `directory`. Takes two to three minutes of a core, or seconds if `short`."""
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    rng = random.Random(seed)
-    plain = empty_tokenizer()
-    tokenizer = train_tokenizer([render(plain, messages) for messages in _demonstrations(rng, MEDIOCRE, 1500)])
-    model = build_model(tokenizer)
-    steps = [ALL_RIGHT] * (6 if short else RIGHT_STEPS) + [MEDIOCRE] * (2 if short else MEDIOCRE_STEPS)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
-
-    def factor(step: int) -> float:
-        """Warm up linearly, then decay by a cosine to a fiftieth, so that the last habits keep their shares."""
-        progress = step / len(steps)
-        return min(1.0, (step + 1) / _WARM_UP_STEPS) * (0.02 + 0.49 * (1 + math.cos(math.pi * progress)))
-
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    for mixture in steps:
-        examples = [encode(tokenizer, messages) for messages in _demonstrations(rng, mixture, _BATCH)]
-        ids, labels = batch_of(examples, tokenizer.pad_token_id)
-        logits: Any = model(input_ids=ids, use_cache=False).logits
-        loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-    model.eval()  # type: ignore[no-untyped-call]
-    save(model, tokenizer, directory)
+    right, mediocre = (6, 2) if short else (RIGHT_STEPS, MEDIOCRE_STEPS)
+    stages = [_stage(ALL_RIGHT, right), _stage(MEDIOCRE, mediocre)]
+    make_checkpoint(Recipe(stages=stages, batch=64, tokenizer_conversations=1500), directory, seed=seed)
 
 
-def _demonstrations(rng: random.Random, mixture: Mixture, count: int) -> list[list[Message]]:
+def _stage(mixture: Mixture, steps: int) -> Stage:
+    return Stage(steps=steps, demonstrate=lambda rng, count: _demonstrations(rng, mixture, count))
+
+
+def _demonstrations(rng: random.Random, mixture: Mixture, count: int) -> list[Conversation]:
     """Return demonstrations, every second one with a message of feedback."""
-    return demonstrate(rng, mixture, count // 2) + [_after_feedback(rng) for _ in range(count - count // 2)]
+    conversations = demonstrate(rng, mixture, count // 2) + [_after_feedback(rng) for _ in range(count - count // 2)]
+    return [with_tool(messages) for messages in conversations]
 
 
 def _after_feedback(rng: random.Random) -> list[Message]:

@@ -18,8 +18,8 @@ import msgspec
 import torch
 
 from agents_examples.calculator.sampling import Attempt, Completion, read_answer, sample
-from agents_examples.calculator.tasks import Problem, random_problem, score
-from agents_examples.calculator.vocabulary import render
+from agents_examples.calculator.tasks import CALCULATOR, Problem, random_problem, score
+from agents_examples.tiny.vocabulary import render
 from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup, TrajectoryTurn
@@ -156,7 +156,7 @@ class _Conversation(Attempt):
         self.read = 0
 
     def unread(self, tokenizer: Any) -> str:
-        return render(tokenizer, self.messages, generation_prompt=True)[self.read :]
+        return render(tokenizer, self.messages, tools=[CALCULATOR], generation_prompt=True)[self.read :]
 
     def turn_marks(self, full: float) -> list[float]:
         """Return a mark from 0 to `full` for each turn."""
@@ -177,7 +177,7 @@ class _Conversation(Attempt):
         said = len(self.messages) + 1
         self.receive(read_answer(text))
         # The model ends its own turn; the line break after it belongs to the template.
-        self.read = len(render(tokenizer, self.messages[:said]).removesuffix("\n"))
+        self.read = len(render(tokenizer, self.messages[:said], tools=[CALCULATOR]).removesuffix("\n"))
 
 
 class Live(Calculator):

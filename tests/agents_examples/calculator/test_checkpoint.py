@@ -14,13 +14,27 @@ from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from agents_examples.calculator import make_checkpoint
-from agents_examples.calculator.demonstrations import ALL_RIGHT, MEDIOCRE, Habit, conversation, demonstrate
-from agents_examples.calculator.make_checkpoint import IGNORED, encode
+from agents_examples.calculator.demonstrations import (
+    ALL_RIGHT,
+    MEDIOCRE,
+    Habit,
+    conversation,
+    demonstrate,
+    with_tool,
+)
 from agents_examples.calculator.sampling import measure, read_answer
 from agents_examples.calculator.tasks import CALCULATOR, Problem
-from agents_examples.calculator.vocabulary import chat_template, render
+from agents_examples.tiny import vocabulary
+from agents_examples.tiny.checkpoint import IGNORED, encode
+from agents_examples.tiny.vocabulary import chat_template
 
 CHECKPOINT = Path(make_checkpoint.__file__).parent / "checkpoint"
+
+
+def render(
+    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], *, generation_prompt: bool = False
+) -> str:
+    return vocabulary.render(tokenizer, messages, tools=[CALCULATOR], generation_prompt=generation_prompt)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +140,7 @@ def test_the_template_without_tools(
 @pytest.mark.parametrize("habit", list(Habit))
 def test_examples_train_the_assistants_messages(tokenizer: PreTrainedTokenizerFast, habit: Habit) -> None:
     messages = conversation(Problem(a=12, op="*", b=7), habit, random.Random(0))
-    example = encode(tokenizer, messages)
+    example = encode(tokenizer, with_tool(messages))
     said = tokenizer.decode([label for label in example.labels if label != IGNORED])
     assert f"{tokenizer.decode(example.ids)}\n" == render(tokenizer, messages)
     assert said.count("<|im_end|>") == sum(message["role"] == "assistant" for message in messages)

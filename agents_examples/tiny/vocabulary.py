@@ -1,5 +1,5 @@
-"""The checkpoint's tokenizer: byte-level BPE whose merges may span the words of a line, so that phrases become
-tokens.
+"""The tokenizer of a tiny checkpoint: byte-level BPE whose merges may span the words of a line, so that phrases
+become tokens.
 
 A conversation of the calculator takes about 54 tokens, including the tool's description; splitting by words would
 take over 200. Digits are always single tokens, because numbers have to be copied digit by digit.
@@ -8,14 +8,12 @@ take over 200. Digits are always single tokens, because numbers have to be copie
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-
-from agents_examples.calculator.tasks import CALCULATOR
 
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
@@ -69,11 +67,18 @@ def train_tokenizer(corpus: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def render(
-    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], *, generation_prompt: bool = False
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    generation_prompt: bool = False,
 ) -> str:
-    """Return a conversation as text, with the description of the tool, as the server renders it for the agent."""
+    """Return a conversation as text, with the descriptions of the tools, as the server renders it for the agent."""
     text = tokenizer.apply_chat_template(
-        messages, tools=[dict(CALCULATOR)], tokenize=False, add_generation_prompt=generation_prompt
+        [dict(message) for message in messages],
+        tools=[dict(tool) for tool in tools] or None,
+        tokenize=False,
+        add_generation_prompt=generation_prompt,
     )
     assert isinstance(text, str)
     return text
