@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from proxy.cli.asking import ask_and_show
+from proxy.cli.attempts_command import attempts
 from proxy.cli.claims_commands import claims_app
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir, Url, finish, out
 from proxy.cli.db_commands import db_app
@@ -76,6 +77,7 @@ app.add_typer(texts_app, name="texts")
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(webhooks_app, name="webhooks")
 app.add_typer(db_app, name="db")
+app.command()(attempts)
 app.command()(train)
 app.command()(worker)
 app.command(context_settings=AS_THEY_ARE)(fit)
