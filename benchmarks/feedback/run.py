@@ -82,12 +82,12 @@ class Commented(Calculator):
         from transformers import AutoTokenizer
 
         self._run = run
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(base)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(base)
         self._hints = HintMaker(ChatTemplate.load(str(base)), TextSettings())
 
     def attempt(self, model: Any, rng: random.Random, generator: torch.Generator, version: int) -> Attempted:
         problems = [random_problem(rng) for _ in range(self._run.sessions)]
-        attempts = self._conversations(problems, model, generator, version)
+        attempts = self.conversations(problems, model, generator, version)
         scores = [score(attempt.problem, attempt.answer or "") for attempt in attempts]
         texts = [text_about(problem, reward, rng) for problem, reward in zip(problems, scores, strict=True)]
         if self._run.kind == "words_shuffled":

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.learning.tasks import GROUPS, MEMBERS, TASKS
+from benchmarks.learning.tasks import GROUPS, MEMBERS, TASKS, Task
 from proxy.contract.claim import ClaimedBatch, SkipReason
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.trajectory import TrajectoryGroup
@@ -55,15 +55,19 @@ class Curve:
 
 
 def learn(run: Run) -> Curve:
+    return learn_task(TASKS[run.task](), {"preset": run.preset}, seed=run.seed, staleness=run.staleness)
+
+
+def learn_task(task: Task, algorithm_settings: dict[str, Any], *, seed: int, staleness: int) -> Curve:
+    """Learn a task with these settings of `[trainer.algorithm]`, on one core."""
     torch.set_num_threads(1)
     began = time.process_time()
-    task = TASKS[run.task]()
     with tempfile.TemporaryDirectory(prefix="base-rl-learning-") as directory:
-        base = task.prepare(Path(directory), run.seed)
+        base = task.prepare(Path(directory), seed)
         settings = TrainerSettings.model_validate(
             {
-                "batch": {"trajectories": GROUPS * MEMBERS, "max_staleness": run.staleness},
-                "algorithm": {"preset": run.preset},
+                "batch": {"trajectories": GROUPS * MEMBERS, "max_staleness": staleness},
+                "algorithm": algorithm_settings,
                 "optimizer": {"learning_rate": task.learning_rate},
             }
         )
@@ -74,8 +78,8 @@ def learn(run: Run) -> Curve:
         critic = load_critic(base, settings, alone) if algorithm.has_critic else None
     learner = Learner(model, algorithm, settings.optimizer, alone, reference, critic)
     means = RunningMeans.fresh(algorithm.running_mean_decay)
-    rng, generator = random.Random(run.seed), torch.Generator().manual_seed(run.seed)
-    behind: deque[dict[str, torch.Tensor]] = deque([copied_weights(model)], maxlen=run.staleness + 1)
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    behind: deque[dict[str, torch.Tensor]] = deque([copied_weights(model)], maxlen=staleness + 1)
     rewards: list[float] = []
     head, reached = 0, None
     for step in range(task.steps):
@@ -93,7 +97,7 @@ def learn(run: Run) -> Curve:
         means = prepared.advantages.means
         if prepared.advantages.all_zero or not prepared.batch.trajectories:
             continue
-        torch.manual_seed(run.seed + step)
+        torch.manual_seed(seed + step)
         learner.update(prepared.packed(settings.batch, algorithm))
         head += 1
         behind.append(copied_weights(model))

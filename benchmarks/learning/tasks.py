@@ -30,9 +30,9 @@ GROUPS, MEMBERS = 16, 8
 
 CHECKPOINT = Path(__file__).parents[2] / "agents_examples" / "calculator" / "checkpoint"
 
-_LONGEST = 48
+LONGEST = 48
 _MAX_TURNS = 3
-_FULL_MARKS = 100.0
+FULL_MARKS = 100.0
 
 
 class Attempted(NamedTuple):
@@ -88,6 +88,12 @@ class _Recorded:
         )
         self.path += [*prompt, *said.ids]
 
+    def prompt_of(self, number: int) -> list[int]:
+        """Return the whole prompt of a turn."""
+        return [token for turn in self.turns[:number] for token in (*turn.prompt_ids, *turn.output_ids)] + list(
+            self.turns[number].prompt_ids
+        )
+
     def finished(self, group: GroupId | None, reward: float | None) -> Trajectory:
         session = SessionId(f"ses_{next(_numbers)}")
         return Trajectory(session_id=session, group_id=group, task=None, turns=tuple(self.turns), reward=reward)
@@ -107,22 +113,22 @@ class Calculator:
     def prepare(self, directory: Path, seed: int) -> Path:
         from transformers import AutoTokenizer
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(CHECKPOINT)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(CHECKPOINT)
         return CHECKPOINT
 
     def attempt(self, model: Any, rng: random.Random, generator: torch.Generator, version: int) -> Attempted:
         problems = [problem for problem in [random_problem(rng) for _ in range(GROUPS)] for _ in range(MEMBERS)]
-        attempts = self._conversations(problems, model, generator, version)
+        attempts = self.conversations(problems, model, generator, version)
         return _grouped(
             [attempt.recorded for attempt in attempts],
             [score(attempt.problem, attempt.answer or "") for attempt in attempts],
         )
 
-    def _conversations(
+    def conversations(
         self, problems: Sequence[Problem], model: Any, generator: torch.Generator, version: int
-    ) -> list[_Conversation]:
+    ) -> list[Conversation]:
         """Return an attempt at each problem, which ends with its answer or with the last allowed turn."""
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         stop = tokenizer.eos_token_id
 
         def draw(prompts: list[list[int]]) -> list[Completion]:
@@ -130,13 +136,13 @@ class Calculator:
                 model,
                 prompts,
                 temperature=1.0,
-                longest=_LONGEST,
+                longest=LONGEST,
                 stop=stop,
                 padding=tokenizer.pad_token_id,
                 generator=generator,
             )
 
-        attempts = [_Conversation(problem, _Recorded(version)) for problem in problems]
+        attempts = [Conversation(problem, _Recorded(version)) for problem in problems]
         for _ in range(_MAX_TURNS):
             going = [attempt for attempt in attempts if attempt.answer is None]
             prompts = [tokenizer.encode(attempt.unread(tokenizer)) for attempt in going]
@@ -147,7 +153,7 @@ class Calculator:
         return attempts
 
 
-class _Conversation(Attempt):
+class Conversation(Attempt):
     """A recorded attempt. The first `read` characters of the rendered conversation are on the path already."""
 
     def __init__(self, problem: Problem, recorded: _Recorded) -> None:
@@ -161,9 +167,10 @@ class _Conversation(Attempt):
     def turn_marks(self, full: float) -> list[float]:
         """Return a mark from 0 to `full` for each turn."""
         said = [message for message in self.messages if message["role"] == "assistant"]
-        return [full * self._worth(message, number) for number, message in enumerate(said)]
+        return [full * self.worth(message, number) for number, message in enumerate(said)]
 
-    def _worth(self, message: dict[str, Any], number: int) -> float:
+    def worth(self, message: dict[str, Any], number: int) -> float:
+        """Return the worth of an answer as turn `number`, from 0 to 1."""
         if "tool_calls" not in message:
             return score(self.problem, message["content"])
         function = message["tool_calls"][0]["function"]
@@ -194,7 +201,7 @@ class Live(Calculator):
 
     def attempt(self, model: Any, rng: random.Random, generator: torch.Generator, version: int) -> Attempted:
         problems = [random_problem(rng) for _ in range(GROUPS * MEMBERS)]
-        attempts = self._conversations(problems, model, generator, version)
+        attempts = self.conversations(problems, model, generator, version)
         scores = [score(attempt.problem, attempt.answer or "") for attempt in attempts]
         groups = [
             TrajectoryGroup(id=None, trajectories=(self._marked(attempt, right, rng.randrange(3)),))
@@ -202,14 +209,14 @@ class Live(Calculator):
         ]
         return Attempted(groups, scores)
 
-    def _marked(self, attempt: _Conversation, right: float, kind: int) -> Trajectory:
+    def _marked(self, attempt: Conversation, right: float, kind: int) -> Trajectory:
         by_session, judged = kind != 1, (0, len(attempt.recorded.turns), 1)[kind]
-        marks = attempt.turn_marks(_FULL_MARKS)
+        marks = attempt.turn_marks(FULL_MARKS)
         attempt.recorded.turns = [
             msgspec.structs.replace(turn, reward=mark) if number < judged else turn
             for number, (turn, mark) in enumerate(zip(attempt.recorded.turns, marks, strict=True))
         ]
-        return attempt.recorded.finished(None, _FULL_MARKS * right if by_session else None)
+        return attempt.recorded.finished(None, FULL_MARKS * right if by_session else None)
 
 
 class Lock:

@@ -83,6 +83,7 @@ def _trajectory(candidate: Candidate, turns: Sequence[StoredTurn]) -> Trajectory
             session_id=SessionId(candidate.id),
             group_id=None if candidate.group_id is None else GroupId(candidate.group_id),
             task=candidate.task,
+            first_message=candidate.first_message,
             reward=None,
             turn_rewards={},
         )

@@ -17,6 +17,7 @@ class Candidate(NamedTuple):
     ready_at: float
     oldest_version: int | None
     turn_count: int
+    first_message: bytes | None = None
 
 
 class GroupStanding(NamedTuple):

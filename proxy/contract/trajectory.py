@@ -97,6 +97,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     are about it.
 
     `feedback` are the texts in order of arrival. `hints` are the messages made of them, as packed ids.
+    `first_message` is equal for sessions whose first message of a user is the same; None without one.
     """
 
     session_id: SessionId
@@ -106,6 +107,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reward: float | None
     feedback: tuple[Feedback, ...] = ()
     hints: tuple[bytes, ...] = ()
+    first_message: bytes | None = None
 
     @property
     def oldest_version(self) -> int | None:

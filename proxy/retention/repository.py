@@ -204,6 +204,7 @@ _MARK = (
         erased_reason=bindparam("reason"),
         external_id=null(),
         task=null(),
+        first_message=null(),
         metadata_=null(),
         state=SessionState.ENDED.value,
         ended_at=func.coalesce(SessionRow.ended_at, bindparam("now")),

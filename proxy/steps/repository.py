@@ -71,6 +71,7 @@ _HANDED_OUT = (
         ClaimedSessionRow.turn_count,
         SessionRow.group_id,
         SessionRow.task,
+        SessionRow.first_message,
         SessionRow.erased_at,
     )
     .join(SessionRow, SessionRow.id == ClaimedSessionRow.session_id)

@@ -132,6 +132,7 @@ def _trajectory(session: AnyRow, turns: Sequence[StoredTurn]) -> Trajectory | No
             session_id=SessionId(session.session_id),
             group_id=None if session.group_id is None else GroupId(session.group_id),
             task=session.task,
+            first_message=session.first_message,
             reward=session.reward,
             turn_rewards={TurnId(turn_id): reward for turn_id, reward in (session.turn_rewards or {}).items()},
         )

@@ -22,6 +22,7 @@ from proxy.database.tables import GroupRow, RewardRow, SessionRow, SessionUserRo
 from proxy.lifecycle.lifecycle import settle
 from proxy.transfer.records import SessionRecord, TurnRecord, as_turn
 from proxy.turns.assembly import trainable_turns
+from proxy.turns.first_messages import first_message_of
 
 IMPORTED = "import"
 
@@ -104,6 +105,7 @@ class TransferWriter:
             "ended_at": record.ended_at if record.ended_at is not None else record.last_active_at,
             "origin": origin,
             "held_back": held_back,
+            "first_message": first_message_of(turn.messages for turn in record.turns if turn.parent is None),
         }
 
     def _group(self, record: SessionRecord) -> str | None:

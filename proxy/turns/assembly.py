@@ -168,6 +168,7 @@ def assemble(
     session_id: SessionId,
     group_id: GroupId | None,
     task: str | None,
+    first_message: bytes | None = None,
     reward: float | None,
     turn_rewards: Mapping[TurnId, float],
 ) -> Trajectory:
@@ -199,7 +200,14 @@ def assemble(
                 superseded=turn.id in superseded,
             )
         )
-    return Trajectory(session_id=session_id, group_id=group_id, task=task, turns=tuple(nodes), reward=reward)
+    return Trajectory(
+        session_id=session_id,
+        group_id=group_id,
+        task=task,
+        first_message=None if first_message is None else bytes(first_message),
+        turns=tuple(nodes),
+        reward=reward,
+    )
 
 
 def _parents_first(turns: Iterable[StoredTurn]) -> list[StoredTurn]:

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Connection,
     Double,
     Integer,
+    LargeBinary,
     Select,
     Table,
     Text,
@@ -32,6 +33,7 @@ from proxy.database.prepared import NewRows, Prepared, given_rows, unindexed
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.errors import Conflict, Gone, NotFound
 from proxy.lifecycle.lifecycle import settle
+from proxy.turns.first_messages import first_message_of
 
 _MAY_BECOME_READY = frozenset({TrainingState.PENDING.value, TrainingState.EXCLUDED.value})
 
@@ -52,6 +54,7 @@ class _Added(NamedTuple):
     active_at: float
     oldest: int | None
     newest: int | None
+    first_message: bytes | None
 
     @classmethod
     def by(cls, session_id: str, turns: Sequence[Mapping[str, Any]]) -> _Added:
@@ -62,6 +65,7 @@ class _Added(NamedTuple):
             active_at=max(columns["finished_at"] for columns in turns),
             oldest=min(versions, default=None),
             newest=max(versions, default=None),
+            first_message=first_message_of(turn["messages"] for turn in turns if turn["parent_id"] is None),
         )
 
 
@@ -182,6 +186,7 @@ _COUNTED = (
             ),
             else_=SessionRow.newest_version,
         ),
+        first_message=func.coalesce(SessionRow.first_message, bindparam("first_message", type_=LargeBinary)),
     )
     .returning(SessionRow.turn_count, SessionRow.state, SessionRow.training)
 )
@@ -208,7 +213,14 @@ _COUNT_AND_INSERT_TURN = Prepared(_count_and_insert_turn())
 
 def _count_turns() -> Update:
     """Return the statement that counts turns of several sessions on PostgreSQL; its parameters are lists."""
-    added = given_rows(id=Text(), turns=Integer(), active_at=Double(), oldest=Integer(), newest=Integer())
+    added = given_rows(
+        id=Text(),
+        turns=Integer(),
+        active_at=Double(),
+        oldest=Integer(),
+        newest=Integer(),
+        first_message=LargeBinary(),
+    )
     row = SessionRow.__table__.c
     return (
         update(SessionRow)
@@ -219,6 +231,7 @@ def _count_turns() -> Update:
             last_active_at=func.greatest(row.last_active_at, added.c.active_at),
             oldest_version=func.least(row.oldest_version, added.c.oldest),
             newest_version=func.greatest(row.newest_version, added.c.newest),
+            first_message=func.coalesce(row.first_message, added.c.first_message),
         )
         .returning(SessionRow.id, SessionRow.turn_count, SessionRow.state, SessionRow.training)
     )

@@ -29,7 +29,7 @@ from trainer.algorithm.choices import against_siblings, rewarded_siblings
 from trainer.algorithm.overlong import overlong_penalty
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.returns import positions, what_follows
-from trainer.algorithm.running import SESSION, RunningMeans
+from trainer.algorithm.running import SESSION, RunningMeans, task_of
 from trainer.config import RewardSettings
 
 
@@ -136,14 +136,10 @@ def _rewarded_sessions(
 ) -> list[_Place]:
     rewarded = [index for index, trajectory in enumerate(trajectories) if trajectory.reward is not None]
     values = session_rewards([trajectories[index] for index in rewarded], algorithm).tolist()
+    tasks = [task_of(trajectories[index], algorithm.task_by) for index in rewarded]
     return [
-        (
-            None,
-            Rewarded(
-                trajectory=index, group=groups[index], task=trajectories[index].task, place=SESSION, value=value
-            ),
-        )
-        for index, value in zip(rewarded, values, strict=True)
+        (None, Rewarded(trajectory=index, group=groups[index], task=task, place=SESSION, value=value))
+        for index, task, value in zip(rewarded, tasks, values, strict=True)
     ]
 
 
@@ -157,12 +153,11 @@ def _rewarded_turns(index: int, trajectory: Trajectory, group: int, algorithm: A
     among = rewarded_siblings(turns, own)
     following = what_follows([own.get(turn) for turn in range(len(turns))], continued(turns), algorithm.turn_discount)
     at = positions(_keeping_output(turns))
+    task = task_of(trajectory, algorithm.task_by)
     found: list[_Place] = []
 
     def add(turn: int, value: float, siblings: int | None = None) -> None:
-        place = Rewarded(
-            trajectory=index, group=group, task=trajectory.task, place=at[turn], value=value, siblings=siblings
-        )
+        place = Rewarded(trajectory=index, group=group, task=task, place=at[turn], value=value, siblings=siblings)
         found.append((turn, place))
 
     for turn, later in enumerate(following):

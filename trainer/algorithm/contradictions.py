@@ -42,6 +42,7 @@ _OF_REWARDS = (
     "critic_rate",
     "critic_warmup",
     "running_mean_decay",
+    "task_by",
     "overlong_factor",
     "overlong_tokens",
     "overlong_tail",
@@ -50,7 +51,8 @@ _OF_REWARDS = (
 _CLIP = ("clip_low", "clip_high")
 _GATE = ("gate_positive", "gate_negative")
 _CRITIC = ("gae_lambda", "discount", "value_clip", "critic_rate", "critic_warmup")
-_COMPARISON = ("baseline", "scale", "turn_discount", "running_mean_decay")
+_RUNNING = ("running_mean_decay", "task_by")
+_COMPARISON = ("baseline", "scale", "turn_discount", *_RUNNING)
 _OVERLONG = ("overlong_tokens", "overlong_tail")
 _HINDSIGHT = ("hindsight_clip", "hindsight_floor")
 _WEIGHT = ("importance_cap", "correction", "correction_low", "correction_high", "veto")
@@ -210,7 +212,7 @@ def _unused_in_the_ratio(algorithm: Algorithm) -> dict[str, str]:
 def _unused_beside_a_critic(algorithm: Algorithm) -> dict[str, str]:
     if not algorithm.has_critic:
         return dict.fromkeys(_CRITIC, f"baseline {algorithm.baseline.value} has no critic")
-    unused = {"running_mean_decay": "baseline critic compares nothing with a running mean"}
+    unused = dict.fromkeys(_RUNNING, "baseline critic compares nothing with a running mean")
     if algorithm.mini_batches == 1:
         unused["value_clip"] = (
             "in the first optimiser step of a batch values are those at its start; set mini_batches to 2 or more"

@@ -20,6 +20,7 @@ from trainer.config import (
     RewardSettings,
     Scale,
     Surrogate,
+    TaskBy,
     Truncated,
     TruncatedSampling,
 )
@@ -61,6 +62,7 @@ class Algorithm:
       token of an answer with feedback in words. The teacher is the reference that has read the feedback
       (`batching/hindsight.py`). Answers whose mean |teacher − policy| is below `hindsight_floor` get nothing.
     - `turn_discount` applies per turn between a turn and the end of its path, `running_mean_decay` per trajectory.
+      `task_by` says which sessions share the running estimates of a task (`algorithm/running.py`).
     - With a critic, `gae_lambda` and `discount` apply per token (`algorithm/gae.py`). `value_clip` bounds how far its
       values may move from those at the start of the step. Its learning rate is `critic_rate` × the policy's. In its
       first `critic_warmup` steps only the critic is trained.
@@ -110,6 +112,7 @@ class Algorithm:
     critic_rate: float = 1.0
     critic_warmup: int = 0
     running_mean_decay: float
+    task_by: TaskBy = TaskBy.NAME
     overlong_factor: float = 0.0
     overlong_tokens: int | None = None
     overlong_tail: int | None = None

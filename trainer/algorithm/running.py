@@ -12,6 +12,9 @@ far, n' with this batch:
 
     baseline = (n·mean_task + k·mean_run) / (n + k)        log V = (n'·log V_task + k·log V_run) / (n' + k)
 
+Sessions are of one task if they name the same, or with `task_by = first_message`, if they name none and the first
+message of their user is the same.
+
 Spreads are shrunk in their logarithm because they differ by factors: otherwise a task with rewards from 0 to 1 beside
 one with rewards from 0 to 100 would never be measured in its own unit.
 """
@@ -26,7 +29,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from proxy.contract.trajectory import Trajectory
 from trainer.algorithm.rounding import deviation, mean_of, mean_square
+from trainer.config import TaskBy
 from trainer.errors import WeightsUnusable
 
 SESSION = -1
@@ -36,7 +41,12 @@ SHRINKAGE = 8.0
 """k: a task's own mean counts half after this many of its trajectories, the size of a usual group."""
 
 MOST_TASKS = 1024
-"""Largest number of tasks in a state, to bound the checkpoint. The least recently seen task is dropped."""
+"""Largest number of tasks in a state, to bound the checkpoint. The least recently seen task is dropped. Tasks with
+names and first messages are bounded separately: live traffic has any number of first messages."""
+
+_FIRST_MESSAGE = "first message "
+# No name of a task begins so: PostgreSQL and the proxy take no NUL.
+_MARK = "\0"
 
 MOST_POSITIONS = 16
 """Largest number of positions with estimates of their own, to bound the checkpoint. Later turns share the last
@@ -153,9 +163,7 @@ class RunningMeans(msgspec.Struct, frozen=True, kw_only=True):
             name = digest(task)
             before = tasks.pop(name, Scope())  # It goes to the end: dicts keep the order of insertion.
             tasks[name] = before.updated(_by_place(members), partial(self.baseline, task), self.decay)
-        while len(tasks) > MOST_TASKS:
-            tasks.pop(next(iter(tasks)))
-        return RunningMeans(decay=self.decay, run=run, tasks=tasks)
+        return RunningMeans(decay=self.decay, run=run, tasks=_bounded(tasks))
 
     def meet(self, batch: Sequence[Observation]) -> list[Met]:
         """Compare each observation of a batch with the running estimates.
@@ -221,7 +229,25 @@ def lacks_spreads(plain: Mapping[str, Any]) -> bool:
 
 def digest(task: str) -> str:
     """Return the key of a task's estimates."""
-    return hashlib.sha256(task.encode()).hexdigest()[:32]
+    kind = _FIRST_MESSAGE if task.startswith(_MARK) else ""
+    return kind + hashlib.sha256(task.encode()).hexdigest()[:32]
+
+
+def task_of(trajectory: Trajectory, task_by: TaskBy) -> str | None:
+    """Return the task whose estimates the trajectory shares: the one it names, else with `first_message` the first
+    message of its user. None: it is compared with the run."""
+    if trajectory.task is not None or task_by is TaskBy.NAME or trajectory.first_message is None:
+        return trajectory.task
+    return _MARK + trajectory.first_message.hex()
+
+
+def _bounded(tasks: dict[str, Scope]) -> dict[str, Scope]:
+    """Return the tasks without the least recently seen ones beyond the bound of their kind."""
+    for kind in (True, False):
+        names = [name for name in tasks if name.startswith(_FIRST_MESSAGE) is kind]
+        for name in names[: max(0, len(names) - MOST_TASKS)]:
+            del tasks[name]
+    return tasks
 
 
 class _Part(NamedTuple):

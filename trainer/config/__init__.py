@@ -43,6 +43,7 @@ from trainer.config.parts import (
     Proximal,
     Scale,
     Surrogate,
+    TaskBy,
     Truncated,
     TruncatedSampling,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "Scale",
     "SinkName",
     "Surrogate",
+    "TaskBy",
     "TeacherSettings",
     "TrainerSettings",
     "Truncated",

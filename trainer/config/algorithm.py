@@ -15,6 +15,7 @@ from trainer.config.parts import (
     Proximal,
     Scale,
     Surrogate,
+    TaskBy,
     Truncated,
     TruncatedSampling,
 )
@@ -129,6 +130,7 @@ class AlgorithmSettings(Section):
     critic_rate: PositiveFloat | None = None
     critic_warmup: NonNegativeInt | None = None
     running_mean_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    task_by: TaskBy | None = None
     overlong_factor: NonNegativeFloat | None = None
     overlong_tokens: PositiveInt | None = None
     overlong_tail: PositiveInt | None = None

@@ -79,6 +79,17 @@ class Divergence(StrEnum):
     K3 = "k3"
 
 
+class TaskBy(StrEnum):
+    """Which sessions share the running estimates of a task (`algorithm/running.py`).
+
+    - `name`: those that name the same task.
+    - `first_message`: also those that name none, if the first message of their user is the same.
+    """
+
+    NAME = "name"
+    FIRST_MESSAGE = "first_message"
+
+
 class Truncated(StrEnum):
     """The treatment of answers that were cut by a bound or by the client (`batching/answers.py`).
 

@@ -128,6 +128,8 @@ class SessionRow(Base):
     held_back: Mapped[bool] = mapped_column(Boolean, server_default=text("false"))
     """Excluded from training, whatever its rewards: imported but not for training, or answered by a version that was
     rolled back."""
+    first_message: Mapped[bytes | None] = mapped_column(LargeBinary(16))
+    """Hash of the first message of a user (`turns.first_messages`); null without one, and after erasure."""
 
 
 class SessionUserRow(Base):

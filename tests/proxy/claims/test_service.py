@@ -11,6 +11,7 @@ from proxy.contract.states import Outcome
 from proxy.contract.turn import TurnState
 from proxy.database.tables import ClaimedSessionRow, ClaimRow
 from proxy.errors import Conflict, InvalidRequest
+from proxy.turns.first_messages import first_message_hash
 from tests.proxy.turns.world import World
 
 
@@ -45,6 +46,25 @@ async def test_a_claim_leases_what_it_hands_out(world: World, claims: ClaimServi
     (claimed,) = await world.rows(ClaimedSessionRow)
     assert (claimed.session_id, claimed.reward, claimed.turn_count) == (session, 0.5, 1)
     assert set(claimed.reward_ids) == {reward, turn_reward}
+
+
+async def test_sessions_with_one_question_come_with_one_first_message(world: World, claims: ClaimService) -> None:
+    """Whatever the system's message says, and whatever is asked later."""
+    wanted: dict[str, bytes | None] = {}
+    for system, question in (("Monday", "2 + 3?"), ("Tuesday", "2 + 3?"), ("Monday", "3 + 4?")):
+        session = await world.session()
+        asked = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        first = await world.turn(session, messages=asked)
+        later = [{"role": "user", "content": "And 9 + 9?"}]
+        await world.turn(session, parent=first, prefix_tokens=5, messages=later)
+        await world.turn(session, messages=later)
+        await world.reward(session, 1.0)
+        wanted[session] = first_message_hash(asked)
+    batch = await claims.claim(world.run, wish(want=3))
+    found = {each.session_id: each.first_message for group in batch.groups for each in group.trajectories}
+    assert found == wanted
+    assert len(set(found.values())) == 2
+    assert None not in found.values()
 
 
 @pytest.mark.parametrize("on_the_loop", [0, 512])

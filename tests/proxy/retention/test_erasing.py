@@ -68,12 +68,13 @@ async def content(world: World, session_id: str) -> list[Any]:
 async def test_content_goes_and_the_account_stays(world: World) -> None:
     session_id = await told(world)
     before = await world.session_row(session_id)
+    assert before.first_message is not None
     report = await eraser(world).erase(ErasureTarget(session=session_id))
     assert (report.sessions, report.erased, report.turns, report.content_left) == (1, 1, 2, 0)
     row = await world.session_row(session_id)
     assert row.erased_at == row.emptied_at == world.clock()
     assert (row.erased_reason, row.training, row.state) == ("requested", "excluded", "ended")
-    assert (row.external_id, row.task, row.metadata) == (None, None, None)
+    assert (row.external_id, row.task, row.metadata, row.first_message) == (None, None, None, None)
     assert (row.turn_count, row.reward, row.created_at) == (before.turn_count, before.reward, before.created_at)
     for turn in await content(world, session_id):
         assert (turn.prompt_ids, turn.output_ids, turn.output_logprobs) == (b"", b"", b"")

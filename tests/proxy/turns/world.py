@@ -198,6 +198,7 @@ def turn_record(
     finish_reason: FinishReason = FinishReason.STOP,
     conversation: str = "conversation",
     idempotency_key: str | None = None,
+    messages: Sequence[dict[str, Any]] = ({"role": "user", "content": "what is 2 + 2?"},),
 ) -> TurnRecord:
     spans = (VersionSpan(version=version, start=0, end=len(output_ids)),) if output_ids else ()
     turn = Turn(
@@ -225,7 +226,7 @@ def turn_record(
         tools_hash=b"\0" * 16,
         idempotency_key=idempotency_key,
         prompt_token_count=prefix_tokens + len(prompt_ids),
-        messages=[{"role": "user", "content": "what is 2 + 2?"}],
+        messages=list(messages),
         request={"model": "policy"},
         response={"id": turn.id},
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 
 import msgspec
@@ -254,6 +255,34 @@ def test_a_session_is_compared_with_the_estimates_of_its_task() -> None:
     assert found.session[1] < -0.5
     assert found.session[2] == pytest.approx(0.0, abs=0.1)
     assert found.fallbacks == Fallbacks(rewarded=3, trajectories=3, without_task=1)
+
+
+def asking(question: bytes | None, *rewards: float | None, session: float) -> Trajectory:
+    """Return consecutive turns of a session that names no task, after this first message."""
+    return msgspec.structs.replace(chain(*rewards, session=session), first_message=question)
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if PRESETS[name].learns_from_rewards])
+@pytest.mark.parametrize("value", [0.1, -7.3, 100.0])
+def test_equal_rewards_of_a_first_message_have_an_advantage_of_exactly_zero(preset: str, value: float) -> None:
+    parts = {} if PRESETS[preset].has_critic else {"task_by": "first_message"}
+    algorithm = resolve(AlgorithmSettings.model_validate({"preset": preset, **parts}))
+    batch = [asking(question, value, value, session=value) for question in (b"a", b"a", b"b", None)]
+    means = assign(batch, [0, 1, 2, 3], algorithm, MEANS).means
+    assert algorithm.has_critic or assign(batch, [0, 1, 2, 3], algorithm, means).all_zero
+
+
+def test_a_session_without_a_task_is_compared_with_its_first_message_if_that_is_wanted() -> None:
+    seen = [asking(question, None, session=reward) for question, reward in [(b"easy", 90.0), (b"hard", 10.0)] * 40]
+    good, poor = asking(b"hard", None, session=30.0), asking(b"easy", None, session=70.0)
+    named = msgspec.structs.replace(poor, task="another")
+    for task_by, signs in (("first_message", (1, -1, 1)), ("name", (-1, 1, 1))):
+        algorithm = resolve(AlgorithmSettings.model_validate({"task_by": task_by}))
+        means = assign(seen, list(range(80)), algorithm, MEANS).means
+        written = RunningMeans.from_json(means.decay, json.loads(json.dumps(means.as_json())))
+        found = assign([good, poor, named], [0, 1, 2], algorithm, written)
+        assert [math.copysign(1, each) for each in found.session] == list(signs), task_by
+        assert found.fallbacks.without_task == (0 if task_by == "first_message" else 2)
 
 
 def test_rewards_are_clipped_shifted_and_scaled() -> None:

@@ -31,6 +31,7 @@ from trainer.config import (
     Proximal,
     Scale,
     Surrogate,
+    TaskBy,
     Truncated,
 )
 from trainer.distances import (
@@ -95,6 +96,7 @@ OVERRIDES: dict[str, tuple[Any, ...]] = {
     "critic_rate": (3.0,),
     "critic_warmup": (1,),
     "running_mean_decay": (0.5,),
+    "task_by": tuple(TaskBy),
     "overlong_factor": (0.0, 0.7),
     "overlong_tokens": (12,),
     "overlong_tail": (3,),
@@ -151,14 +153,17 @@ def known_tables() -> Tables:
 
 @cache
 def batches() -> list[tuple[TrajectoryGroup, ...]]:
-    """Return the batch used to compare presets, with cut answers and tasks; the same with other rewards; one session
-    alone; and the first again, to test estimates remembered from earlier batches."""
+    """Return the batch used to compare presets, with cut answers, and with tasks by name and by first message; the
+    same with other rewards; one session alone; and the first again, to test estimates remembered from earlier
+    batches."""
     first = []
-    for group in common_batch(known_tables()):
+    common = common_batch(known_tables())
+    for group in common:
         members = [
             msgspec.structs.replace(
                 member,
-                task=str(group.id),
+                task=None if group is common[-1] else str(group.id),
+                first_message=str(group.id).encode(),
                 turns=tuple(
                     msgspec.structs.replace(
                         turn,

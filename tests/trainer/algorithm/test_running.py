@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.tiny import trajectory, turn
 from trainer.algorithm import running
 from trainer.algorithm.running import SESSION, Observation, RunningMeans
+from trainer.config import TaskBy
 from trainer.errors import WeightsUnusable
 
 DECAY = 0.9
@@ -201,6 +204,17 @@ def test_the_task_not_seen_for_the_longest_time_is_dropped(monkeypatch: pytest.M
     for task in ("a", "b", "a", "c"):
         means = RunningMeans.from_json(DECAY, means.after([Observation(task, SESSION, 1.0)]).as_json())
     assert list(means.tasks) == [running.digest("a"), running.digest("c")]
+
+
+def test_first_messages_leave_the_estimates_of_named_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live traffic has any number of first messages."""
+    monkeypatch.setattr(running, "MOST_TASKS", 2)
+    named, asking = (msgspec.structs.replace(trajectory(turn([4])), **parts) for parts in ({"task": "a"}, {}))
+    means = RunningMeans.fresh(DECAY)
+    for each in (named, *(msgspec.structs.replace(asking, first_message=bytes([byte])) for byte in range(5))):
+        means = means.after([Observation(running.task_of(each, TaskBy.FIRST_MESSAGE), SESSION, 1.0)])
+    assert len(means.tasks) == 3
+    assert next(iter(means.tasks)) == running.digest("a")
 
 
 def test_positions_far_along_a_path_share_estimates() -> None:
