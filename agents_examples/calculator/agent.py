@@ -46,6 +46,12 @@ async def solve(client: AsyncOpenAI, model: str, question: str, max_turns: int =
     return Answer(text="", messages=messages, calls=max_turns)
 
 
+async def attempt(task: dict[str, Any], session: Any) -> Answer:
+    """Make one attempt for `base-rl attempts`."""
+    async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as client:
+        return await solve(client, session.model, task["question"])
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description="Ask the calculator agent one question.")
     parser.add_argument("question", help='for example "What is 12 * 7?"')

@@ -1,12 +1,18 @@
-"""The agent's questions, its tool, and the scoring of its answers."""
+"""The agent's questions, its tool, and the scoring of its answers.
+
+`python -m agents_examples.calculator.tasks` writes `tasks.jsonl`, a file of questions for `base-rl attempts`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import operator
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -95,3 +101,17 @@ def calculate(arguments: str) -> str:
 def score(problem: Problem, answer: str) -> float:
     """Return 1.0 for exactly `The answer is N.` with the right N, else 0.0; surrounding white space is ignored."""
     return float(answer.strip() == f"The answer is {problem.result}.")
+
+
+def write_tasks(path: Path, count: int = 256) -> None:
+    """Write distinct problems as tasks, one JSON object per line."""
+    distinct = {problem.expression: problem for problem in itertools.islice(problems(0), 2 * count)}
+    lines = [
+        json.dumps({"id": expression, "question": problem.question, **dataclasses.asdict(problem)})
+        for expression, problem in itertools.islice(distinct.items(), count)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    write_tasks(Path(__file__).with_name("tasks.jsonl"))

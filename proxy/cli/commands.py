@@ -21,6 +21,7 @@ from proxy.cli.engines_commands import engines_app
 from proxy.cli.erase_commands import erase
 from proxy.cli.export_commands import export, import_sessions
 from proxy.cli.fit_commands import AS_THEY_ARE, fit
+from proxy.cli.init_command import init
 from proxy.cli.jobs_commands import jobs_app, worker
 from proxy.cli.judges_commands import judges_app
 from proxy.cli.keys_commands import keys_app
@@ -77,6 +78,7 @@ app.add_typer(texts_app, name="texts")
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(webhooks_app, name="webhooks")
 app.add_typer(db_app, name="db")
+app.command()(init)
 app.command()(attempts)
 app.command()(train)
 app.command()(worker)
