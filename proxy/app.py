@@ -45,6 +45,7 @@ from proxy.settings import ConfigurationError, ServerSettings, Settings, opentel
 from proxy.steps import endpoints as step_endpoints
 from proxy.tokens.formats import check_tool_parser
 from proxy.transfer import endpoints as transfer_endpoints
+from proxy.usage import endpoints as usage_endpoints
 from proxy.versions import endpoints as policy_endpoints
 from proxy.versions import steering_endpoints
 from proxy.webhooks import endpoints as webhook_endpoints
@@ -180,6 +181,7 @@ def create_app(
         job_endpoints.router,
         judge_endpoints.router,
         project_endpoints.router,
+        usage_endpoints.router,
         webhook_endpoints.router,
         ledger_endpoints.router,
         admin_endpoints.router,

@@ -19,8 +19,9 @@ BaseRlError
 ├── RequestTimedOut           408  the request did not arrive whole in time
 ├── PayloadTooLarge           413
 ├── HeadersTooLarge           431
-├── RateLimited               429  with Retry-After: more calls a minute than the run's limit
-│   ├── TokensLimited         429  more tokens a minute than the run's limit
+├── RateLimited               429  with Retry-After: more calls a minute than a limit
+│   ├── TokensLimited         429  more tokens a minute than a limit
+│   ├── BudgetExhausted       429  the budget of tokens for the day or month is used
 │   ├── TooManyBytes          429  the key's bound on bodies in work is reached
 │   └── TrainerBehind         429  too many trajectories wait for the trainer: no session is opened
 ├── EngineFailed              502  the engine answered with an error
@@ -177,6 +178,11 @@ class RateLimited(BaseRlError):
 
 class TokensLimited(RateLimited):
     type = "tokens"
+
+
+class BudgetExhausted(RateLimited):
+    type = "insufficient_quota"
+    code = "insufficient_quota"
 
 
 class TooManyBytes(RateLimited):

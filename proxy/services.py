@@ -23,7 +23,7 @@ from proxy.judges.directory import JudgeDirectory
 from proxy.judges.models import JudgeModels
 from proxy.judges.service import JudgingService
 from proxy.lifecycle.signals import Signals
-from proxy.limits.service import RunLimits
+from proxy.limits.service import Limits
 from proxy.metrics import Metrics
 from proxy.outbound.client import Client
 from proxy.outbound.secrets import SigningSecrets
@@ -48,6 +48,7 @@ from proxy.startup import begin_other_runs, begin_run, open_database, prepare_da
 from proxy.steps.service import StepService
 from proxy.transfer.service import TransferService
 from proxy.turns.service import TrajectoryStore
+from proxy.usage.service import UsageService
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.retention import WeightRetention
 from proxy.versions.service import VersionService
@@ -67,6 +68,7 @@ class Services:
     signals: Signals
     credentials: Credentials
     projects: ProjectDirectory
+    usage: UsageService
     sign_in: SignIn
     runs: RunDirectory
     run_switch: RunSwitch
@@ -121,7 +123,7 @@ async def build_services(
     stack.push_async_callback(inspector.aclose)
     projects = ProjectDirectory(database, signals, clock)
     runs = RunDirectory(database, clock, inspector.check)
-    limits = RunLimits(database, clock, observer=metrics)
+    limits = Limits(database, clock, observer=metrics, signals=signals)
     stack.push_async_callback(limits.aclose)
     sessions = SessionService(database, runs, credentials, signals, clock, observer=metrics, limits=limits)
     feedback = FeedbackService(database, signals, clock, observer=metrics)
@@ -215,6 +217,7 @@ async def build_services(
         signals=signals,
         credentials=credentials,
         projects=projects,
+        usage=UsageService(database, runs, projects, credentials, clock),
         sign_in=SignIn(secret=secret, clock=clock, credentials=credentials, database=database),
         runs=runs,
         run_switch=RunSwitch(database, signals, clock),

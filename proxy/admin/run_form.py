@@ -48,6 +48,8 @@ FIELDS = (
     Field(path=("max_new_tokens",), label="Tokens per answer", kind="whole", help="at most"),
     Field(path=("limits", "calls_per_minute"), label="Calls per minute", kind="whole", help="empty: no limit"),
     Field(path=("limits", "tokens_per_minute"), label="Tokens per minute", kind="whole", help="empty: no limit"),
+    Field(path=("limits", "tokens_per_day"), label="Tokens per day", kind="whole", help="a budget; empty: none"),
+    Field(path=("limits", "tokens_per_month"), label="Tokens per month", kind="whole", help="a budget; empty: none"),
     Field(
         path=("limits", "max_waiting"), label="Waiting trajectories", kind="whole",
         help="while more of them wait for the trainer, no training session is opened; empty: no limit",

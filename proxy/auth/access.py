@@ -14,6 +14,7 @@ import msgspec
 
 from proxy.contract.identifiers import KeyId, RunId, SessionId
 from proxy.errors import NotFound, PermissionDenied
+from proxy.settings import UsageLimits
 
 
 class PrincipalKind(StrEnum):
@@ -32,6 +33,15 @@ class PrincipalKind(StrEnum):
     VIEWER = "viewer"
 
 
+class Limiter(msgspec.Struct, frozen=True, kw_only=True):
+    """The key whose limits bind another one and count its calls: for the key of a session the key that opened the
+    session, for one made by a rotation the one rotated first, and otherwise itself."""
+
+    key_id: KeyId
+    name: str | None
+    limits: UsageLimits | None
+
+
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """The holder of a key. Only session keys have a `session_id`."""
 
@@ -40,6 +50,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     run_id: RunId | None
     session_id: SessionId | None
     project_id: str | None = None
+    limiter: Limiter | None = None
+
+    @property
+    def limited_as(self) -> KeyId:
+        """The id under which calls with this key, and with the keys of sessions that it opens, are counted."""
+        return self.key_id if self.limiter is None else self.limiter.key_id
 
 
 class Right(StrEnum):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from proxy.auth.access import Principal, PrincipalKind
+from proxy.auth.access import Limiter, Principal, PrincipalKind
 from proxy.auth.repository import KeyRow
 from proxy.contract.identifiers import KeyId
+from proxy.settings import UsageLimits
+
+BOOTSTRAP = "bootstrap"
+"""Label of the keys in the configuration. No other key may have it: a new configured key revokes those that do."""
 
 
 class KeyRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +24,9 @@ class KeyRequest(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str | None = None
     label: str | None = None
     expires_at: float | None = None
+    limits: UsageLimits | None = None
+    limited_as: str | None = None
+    """The key whose limits bind this one; None: its own."""
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +60,19 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     """Up to about a minute late; None for session keys, whose use is not recorded."""
     revoked_at: float | None
     expires_at: float | None
+    limits: dict[str, Any] | None
+    """The limits that bind the key, as they are stored; those of the key that opened its session, for its key."""
+    limited_as: KeyId
+    """The key under which calls with this one are counted."""
+
+
+class KeyChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of a key; UNSET leaves a property as it is. `limits` without any limit removes them."""
+
+    name: str | msgspec.UnsetType | None = msgspec.UNSET
+    expires_in: float | msgspec.UnsetType | None = msgspec.UNSET
+    """Seconds from now; None for never."""
+    limits: UsageLimits | msgspec.UnsetType = msgspec.UNSET
 
 
 def lasts(ends_at: float | None, now: float) -> bool:
@@ -72,6 +94,8 @@ def successor(row: KeyRow, now: float) -> KeyRequest:
         project_id=row.project_id,
         label=row.label,
         expires_at=None if row.expires_at is None else now + row.expires_at - row.created_at,
+        # Both keys work during the overlap, and a rotation must neither double nor renew what is left.
+        limited_as=row.limited_as,
     )
 
 
@@ -83,6 +107,11 @@ def principal_of(row: KeyRow) -> Principal:
         run_id=row.run_id,
         session_id=row.session_id,
         project_id=row.project_id,
+        limiter=Limiter(
+            key_id=KeyId(row.limited_as),
+            name=row.limiter_name,
+            limits=None if row.limits is None else UsageLimits.model_validate(row.limits),
+        ),
     )
 
 
@@ -100,4 +129,6 @@ def view_of(row: KeyRow) -> KeyView:
         last_used_at=row.last_used_at,
         revoked_at=row.revoked_at,
         expires_at=row.expires_at,
+        limits=row.limits,
+        limited_as=KeyId(row.limited_as),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
+from sqlalchemy.orm import aliased
 
 from proxy.database.rows import AnyRow
 from proxy.database.tables import ApiKeyRow, RunRow
@@ -53,8 +54,7 @@ class KeyRepository:
         if run_id is not None:
             statement = statement.where(ApiKeyRow.run_id == run_id)
         if project_id is not None:
-            runs = select(RunRow.id).where(RunRow.project_id == project_id)
-            statement = statement.where(or_(ApiKeyRow.project_id == project_id, ApiKeyRow.run_id.in_(runs)))
+            statement = statement.where(_in_project(project_id))
         if valid_at is not None:
             statement = statement.where(_valid(valid_at))
         if below is not None:
@@ -64,6 +64,13 @@ class KeyRepository:
             statement = statement.where(or_(ApiKeyRow.created_at < at, same_time))
         statement = statement.order_by(ApiKeyRow.created_at.desc(), ApiKeyRow.id.desc()).limit(limit)
         return list(self._connection.execute(statement).all())
+
+    def limited(self, *, project_id: str | None, valid_at: float) -> list[KeyRow]:
+        """Return the valid keys that limits of keys bind, oldest first, without those of sessions."""
+        statement = _KEYS.where(_LIMITER.limits.is_not(None), ApiKeyRow.kind != "session", _valid(valid_at))
+        if project_id is not None:
+            statement = statement.where(_in_project(project_id))
+        return list(self._connection.execute(statement.order_by(ApiKeyRow.created_at, ApiKeyRow.id)).all())
 
     def lasting_admins(self, *, other_than: str) -> int:
         """Return 1 if there is another admin key that is neither revoked nor expires; otherwise 0."""
@@ -81,8 +88,8 @@ class KeyRepository:
         later = or_(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.revoked_at > at)
         self._connection.execute(update(ApiKeyRow).where(ApiKeyRow.id == key_id, later).values(revoked_at=at))
 
-    def set_run(self, key_id: str, run_id: str | None) -> None:
-        self._connection.execute(update(ApiKeyRow).where(ApiKeyRow.id == key_id).values(run_id=run_id))
+    def set(self, key_id: str, **values: Any) -> None:
+        self._connection.execute(update(ApiKeyRow).where(ApiKeyRow.id == key_id).values(**values))
 
     def revoke_labelled(self, label: str, *, kind: str, run_id: str | None, but: str, at: float) -> list[str]:
         """Revoke the keys of this label, kind and run, except the key `but`. Return the ids of the revoked ones."""
@@ -109,6 +116,13 @@ def _valid(at: float) -> ColumnElement[bool]:
     return and_(*(or_(end.is_(None), end > at) for end in (ApiKeyRow.revoked_at, ApiKeyRow.expires_at)))
 
 
+def _in_project(project_id: str) -> ColumnElement[bool]:
+    runs = select(RunRow.id).where(RunRow.project_id == project_id)
+    return or_(ApiKeyRow.project_id == project_id, ApiKeyRow.run_id.in_(runs))
+
+
+_LIMITER = aliased(ApiKeyRow)
+
 _KEYS = select(
     ApiKeyRow.id,
     ApiKeyRow.kind,
@@ -120,4 +134,7 @@ _KEYS = select(
     ApiKeyRow.last_used_at,
     ApiKeyRow.revoked_at,
     ApiKeyRow.expires_at,
-)
+    func.coalesce(ApiKeyRow.limited_as, ApiKeyRow.id).label("limited_as"),
+    _LIMITER.label.label("limiter_name"),
+    _LIMITER.limits,
+).outerjoin(_LIMITER, _LIMITER.id == func.coalesce(ApiKeyRow.limited_as, ApiKeyRow.id))

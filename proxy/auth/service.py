@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,10 @@ import msgspec
 from sqlalchemy import Connection
 
 from proxy.auth.access import Principal, PrincipalKind
+from proxy.auth.changes import changed_key, check_limited, check_other_admin, require_key
 from proxy.auth.keys import (
+    BOOTSTRAP,
+    KeyChange,
     KeyRequest,
     KeyView,
     NewKey,
@@ -29,14 +32,15 @@ from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
 from proxy.contract.identifiers import KeyId, new_key_id
 from proxy.database.unit_of_work import Database
-from proxy.errors import AuthenticationFailed, Conflict, KeyExpired, NotFound, StoreUnavailable
+from proxy.errors import AuthenticationFailed, Conflict, KeyExpired, StoreUnavailable
 from proxy.log import logger
-from proxy.settings import ConfigurationError
+from proxy.settings import ConfigurationError, UsageLimits
 
 # `Principal` and `PrincipalKind` too: most rooms that manage keys need them together with `Credentials`.
 __all__ = [
     "BOOTSTRAP",
     "Credentials",
+    "KeyChange",
     "KeyRequest",
     "KeyView",
     "NewKey",
@@ -44,9 +48,6 @@ __all__ = [
     "PrincipalKind",
     "RotatedKey",
 ]
-
-BOOTSTRAP = "bootstrap"
-"""Label of the keys in the configuration. No other key may have it: a new configured key revokes those that do."""
 
 _TEXT_BYTES = 32  # of randomness in a key, so that nobody can guess one
 _PSEUDONYM_BYTES = 16  # enough that two names never share one, and half the space of a whole digest
@@ -123,8 +124,11 @@ class Credentials:
         project_id: str | None = None,
         label: str | None = None,
         expires_in: float | None = None,
+        limits: UsageLimits | None = None,
     ) -> NewKey:
-        """Create a key. It expires `expires_in` seconds from now; None: never."""
+        """Create a key. It expires `expires_in` seconds from now; None: never. Raise InvalidRequest for limits of a
+        key that calls no models."""
+        check_limited(kind, limits)
         request = KeyRequest(
             kind=kind,
             run_id=run_id,
@@ -132,6 +136,7 @@ class Credentials:
             project_id=project_id,
             label=label,
             expires_at=None if expires_in is None else self._clock() + expires_in,
+            limits=limits,
         )
         (key,) = await self._database.commit(lambda connection: self.create_within(connection, [request]))
         return key
@@ -164,7 +169,7 @@ class Credentials:
                 repository.insert([new])
             elif _changes_scope(row, kind, run_id):
                 # The configuration went from one run to several, or back; the trainer goes on with its key.
-                repository.set_run(row.id, run_id)
+                repository.set(row.id, run_id=run_id)
                 row = repository.by_digest(new["digest"])
             elif row.revoked_at is not None or (row.kind, row.run_id) != (kind.value, run_id):
                 return row, []
@@ -224,6 +229,14 @@ class Credentials:
         )
         return [view_of(row) for row in rows]
 
+    async def limited(self, *, project_id: str | None) -> list[KeyView]:
+        """List the valid keys that limits of keys bind; with `project_id`, those of the project and of its runs."""
+        now = self._clock()
+        rows = await self._database.read(
+            lambda connection: KeyRepository(connection).limited(project_id=project_id, valid_at=now)
+        )
+        return [view_of(row) for row in rows]
+
     async def find(self, key_id: str) -> KeyView | None:
         """Find a key by its id, whether revoked or not."""
         row = await self._database.read(lambda connection: KeyRepository(connection).by_id(key_id))
@@ -244,9 +257,7 @@ class Credentials:
 
         def replace(connection: Connection) -> RotatedKey:
             repository = KeyRepository(connection)
-            row = repository.by_id(key_id)
-            if row is None:
-                raise NotFound(f"there is no key {key_id!r}")
+            row = require_key(repository, key_id)
             if row.revoked_at is not None:
                 raise Conflict(f"the key {key_id!r} was revoked or rotated already: create a new one instead")
             if not lasts(row.expires_at, now):
@@ -263,6 +274,18 @@ class Credentials:
         self._forget(key_id)
         return rotated
 
+    async def change(self, key_id: str, change: KeyChange) -> KeyView:
+        """Change a key's name, expiry or limits, which are those of every key that is counted with it.
+
+        Raise NotFound; Conflict for a revoked key, for an expiry of the last admin key that lasts, and for a new name
+        or an expiry of a key of the configuration; InvalidRequest for limits of a key that calls no models.
+        """
+        now = self._clock()
+
+        view = await self._database.commit(lambda connection: changed_key(connection, key_id, change, now))
+        self._forget_where(lambda principal: view.limited_as == principal.limited_as)
+        return view
+
     async def revoke(self, key_id: str) -> None:
         """Revoke a key at once; do nothing if it is revoked.
 
@@ -272,15 +295,7 @@ class Credentials:
 
         def revoke(connection: Connection) -> None:
             repository = KeyRepository(connection)
-            row = repository.by_id(key_id)
-            if row is None:
-                raise NotFound(f"there is no key {key_id!r}")
-            is_lasting_admin = row.kind == PrincipalKind.ADMIN.value and end_of(row) is None
-            if is_lasting_admin and not repository.lasting_admins(other_than=key_id):
-                raise Conflict(
-                    "this is the last admin key, without which nobody could manage keys: create another one first, "
-                    "or rotate this one"
-                )
+            check_other_admin(repository, require_key(repository, key_id))
             repository.revoke(key_id, now)
 
         await self._database.commit(revoke)
@@ -307,7 +322,10 @@ class Credentials:
 
     def _forget(self, *key_ids: str) -> None:
         """Drop keys from the cache, so that their revocation takes effect here at once."""
-        for digest in [digest for digest, known in self._known.items() if known.principal.key_id in key_ids]:
+        self._forget_where(lambda principal: principal.key_id in key_ids)
+
+    def _forget_where(self, drops: Callable[[Principal], bool]) -> None:
+        for digest in [digest for digest, known in self._known.items() if drops(known.principal)]:
             self._known.drop(digest)
 
     def _digest(self, text: str) -> bytes:
@@ -326,6 +344,8 @@ class Credentials:
             "label": request.label,
             "created_at": now,
             "expires_at": request.expires_at,
+            "limits": None if request.limits is None else request.limits.stored,
+            "limited_as": request.limited_as,
         }
 
 

@@ -15,6 +15,7 @@ from proxy.calls.runtime import ModelRuntime
 from proxy.clock import Clock
 from proxy.contract.turn import Turn, TurnState
 from proxy.errors import Conflict, StoreUnavailable
+from proxy.limits.service import Admission
 from proxy.sessions.growing import LonePrompt
 from proxy.sessions.identification import SessionContext
 from proxy.sessions.service import SessionService
@@ -36,6 +37,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The reason to record nothing of the call, if that was decided before it began."""
     warnings: tuple[str, ...] = ()
     """Warnings for the client that do not follow from its request alone: they are recorded with the answer."""
+    admission: Admission | None = None
+    """The admission by the limits that bind the call; None without limits."""
 
 
 class TurnRecorder:

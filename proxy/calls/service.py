@@ -42,7 +42,7 @@ from proxy.engines.faults import EngineFaults
 from proxy.engines.place import EnginePlace
 from proxy.errors import BaseRlError, NotFound, RateLimited, StoreUnavailable, Unavailable
 from proxy.http.workers import Workers
-from proxy.limits.service import RunLimits
+from proxy.limits.service import Admission, Limits
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import (
     AttributedBy,
@@ -87,7 +87,7 @@ class CallService:
         swaps: ServingVersions,
         clock: Clock,
         observer: TurnObserver | None = None,
-        limits: RunLimits | None = None,
+        limits: Limits | None = None,
         faults: EngineFaults | None = None,
         load_template: LoadTemplate = ChatTemplate.load,
     ) -> None:
@@ -236,7 +236,8 @@ class CallService:
             idempotency_key=new.marks.idempotency_key,
             repeats=self._replays.answered_in(new.marks),
         )
-        session = await self._admit(new, hints)
+        admission = self._limits.admission(new.served.run, new.caller.principal) if self._limits is not None else None
+        session = await self._admit(new, hints, admission)
         if isinstance(session, Generation | Replayed):
             return session
         try:
@@ -249,6 +250,7 @@ class CallService:
                 idempotency_key=new.marks.idempotency_key,
                 users=self._sessions.users_of(call.body),
                 lone_prompt=lone_prompt,
+                admission=admission,
             )
             return await self._generate(new, context, prompts, promised)
         except BaseException as error:  # also a cancellation, when the client disconnects: the call does not count
@@ -279,7 +281,9 @@ class CallService:
             return await self._workers.run(partial(_understood, call, runtime))
         return _understood(call, runtime)
 
-    async def _admit(self, new: _NewCall, hints: SessionHints) -> SessionContext | Generation | Replayed:
+    async def _admit(
+        self, new: _NewCall, hints: SessionHints, admission: Admission | None
+    ) -> SessionContext | Generation | Replayed:
         """Return the session in which the call may begin, or the answer of an equal call, which counts for no limit.
 
         Raise RateLimited.
@@ -288,7 +292,6 @@ class CallService:
         repeated = self._replays.find_unnamed(marks)
         if isinstance(repeated, Generation | Replayed):
             return repeated
-        admission = self._limits.admission(run) if self._limits is not None else None
         session = repeated
         begins = False
         try:
@@ -333,8 +336,8 @@ class CallService:
         plans = await self._workers.run(planned) if call.is_large else planned()
         context = msgspec.structs.replace(context, warnings=_warnings(call, context, plans))
         head = stream_head(plans, context)
-        if self._limits is not None and run.settings.limits.bound_calls and context.unrecorded is None:
-            head = msgspec.structs.replace(head, standings=self._limits.standings(run))
+        if context.admission is not None:
+            head = msgspec.structs.replace(head, standings=context.admission.standings())
         output = runtime.choices.read_as(call)
         place = await self.models.place(new.served, context.session.id)
         generation = Generation(
@@ -368,12 +371,11 @@ class CallService:
 
     def _ended(self, context: CallContext, generation: Generation) -> None:
         # Called once, when the generation's task is done, so that nothing of the call stays in memory.
-        run = context.served.run
         self._sessions.call_ended(
             context.session, recorded=generation.answer is not None and not generation.abandoned
         )
-        if self._limits is not None and run.settings.limits.bound_calls and generation.head.unrecorded is None:
-            self._limits.used(run, generation.tokens_used)
+        if context.admission is not None:
+            context.admission.used(generation.tokens_used)
         if generation.call.body_bytes > HUGE_BYTES:
             self._workers.trim_soon()
         self.running.discard(generation)

@@ -25,6 +25,8 @@ from proxy.cli.init_command import init
 from proxy.cli.jobs_commands import jobs_app, worker
 from proxy.cli.judges_commands import judges_app
 from proxy.cli.keys_commands import keys_app
+from proxy.cli.limits_commands import limits_app
+from proxy.cli.projects_commands import projects_app
 from proxy.cli.replay_commands import replay
 from proxy.cli.rewards_commands import rewards_app
 from proxy.cli.runs_commands import runs_app
@@ -73,6 +75,8 @@ app.add_typer(steps_app, name="steps")
 app.add_typer(versions_app, name="versions")
 app.add_typer(claims_app, name="claims")
 app.add_typer(keys_app, name="keys")
+app.add_typer(projects_app, name="projects")
+app.add_typer(limits_app, name="limits")
 app.add_typer(rewards_app, name="rewards")
 app.add_typer(texts_app, name="texts")
 app.add_typer(jobs_app, name="jobs")

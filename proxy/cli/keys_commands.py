@@ -14,6 +14,7 @@ from rich.table import Table
 
 from proxy.cli.asking import ask_and_show
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, errors, out
+from proxy.cli.limits_commands import limits_of, merged
 
 if TYPE_CHECKING:
     from proxy.cli.operations import Operations
@@ -65,6 +66,8 @@ def keys_list(
     async def ask(base_rl: Operations) -> tuple[list[dict[str, Any]], str, dict[str, str]]:
         found = await base_rl.keys(wanted)
         names = {one["id"]: one["name"] for one in await base_rl.runs()}
+        if any(one.get("project_id") for one in found):
+            names |= {one["id"]: f"project {one['name']}" for one in await base_rl.projects()}
         return found, (await base_rl.own_key())["id"], names
 
     def show(found: tuple[list[dict[str, Any]], str, dict[str, str]]) -> None:
@@ -93,6 +96,10 @@ def keys_create(
         str | None, typer.Option(metavar="TIME", help="Time until the key expires, such as `30d`, `12h` or `90m`.")
     ] = None,
     label: Annotated[str | None, typer.Option(help="Purpose of the key, which `keys list` shows.")] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="A limit of a run or project key, such as `calls_per_minute=60`."),
+    ] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
@@ -106,10 +113,38 @@ def keys_create(
         "all_runs": all_runs or None,
         "name": label,
         "expires_in": None if expires is None else _seconds(expires),
+        "limits": merged(None, limits_of(limit)) if limit else None,
     }
     body = {name: value for name, value in given.items() if value is not None}
 
     ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.create_key(body), _print_new, as_json=as_json)
+
+
+@keys_app.command("change")
+def keys_change(
+    key: KeyArgument,
+    label: Annotated[str | None, typer.Option(help="Another purpose of the key.")] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Time from now until the key expires, such as `30d`; `never` for none."),
+    ] = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the label or the expiry of a key; its text stays. For its limits, see `base-rl limits set`."""
+    body: dict[str, Any] = {} if label is None else {"name": label}
+    if expires is not None:
+        body["expires_in"] = None if expires == "never" else _seconds(expires)
+    if not body:
+        raise typer.BadParameter("give --label, --expires or both")
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.change_key(key, body),
+        lambda one: out.print(f"{one['id']}: {one['label'] or 'no label'}, {_state(one, time.time())}"),
+        as_json=as_json,
+    )
 
 
 @keys_app.command("rotate")
@@ -198,23 +233,30 @@ def _table(keys: list[dict[str, Any]], own: str, runs: dict[str, str], now: floa
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("key", no_wrap=True)
-    for heading in ("kind", "run", "label", "created", "last used", "state"):
+    for heading in ("kind", "for", "label", "created", "last used", "state"):
         table.add_column(heading)
     for one in keys:
         used = "" if one["last_used_at"] is None else ago(one["last_used_at"], now)
         table.add_row(
             one["id"] + (" *" if one["id"] == own else ""),
             one["kind"],
-            runs.get(one["run_id"], one["run_id"]) if one["run_id"] else "",
+            _scope(one, runs),
             one["label"] or "",
             ago(one["created_at"], now),
             used,
-            _state(one["revoked_at"], one.get("expires_at"), now),
+            _state(one, now),
         )
     return table
 
 
-def _state(revoked_at: float | None, expires_at: float | None, now: float) -> str:
+def _scope(key: dict[str, Any], names: dict[str, str]) -> str:
+    """Return the name of the key's run or project; "all runs" for a key without either."""
+    scope = key["run_id"] or key.get("project_id")
+    return names.get(scope, scope) if scope else "all runs"
+
+
+def _state(key: dict[str, Any], now: float) -> str:
+    revoked_at, expires_at = key["revoked_at"], key.get("expires_at")
     if revoked_at is not None and revoked_at <= now:
         return "revoked"
     if expires_at is not None and expires_at <= now:

@@ -153,12 +153,38 @@ class Operations:
     async def create_key(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return await self.send("/api/v1/keys", {}, json.dumps(body).encode(), label="the new key")
 
+    async def key(self, key_id: str) -> dict[str, Any]:
+        return await self._get(_key_path(key_id))
+
+    async def change_key(self, key_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        content = json.dumps(body).encode()
+        return await self.send(_key_path(key_id), {}, content, label=f"the key {key_id}", method="PATCH")
+
     async def rotate_key(self, key_id: str, grace_seconds: float) -> dict[str, Any]:
         body = json.dumps({"grace_seconds": grace_seconds}).encode()
-        return await self.send(f"/api/v1/keys/{quote(key_id, safe='')}/rotate", {}, body, label="the key")
+        return await self.send(f"{_key_path(key_id)}/rotate", {}, body, label="the key")
 
     async def revoke_key(self, key_id: str) -> None:
-        await self._ask("DELETE", f"/api/v1/keys/{quote(key_id, safe='')}")
+        await self._ask("DELETE", _key_path(key_id))
+
+    async def limits(self) -> list[dict[str, Any]]:
+        return await self._list("/api/v1/limits", "limits")
+
+    async def projects(self) -> list[dict[str, Any]]:
+        return await self._list("/api/v1/projects", "projects")
+
+    async def project(self, name: str) -> dict[str, Any]:
+        return await self._get(_project_path(name))
+
+    async def create_project(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self.send("/api/v1/projects", {}, json.dumps(body).encode(), label="the new project")
+
+    async def change_project(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        content = json.dumps(body).encode()
+        return await self.send(_project_path(name), {}, content, label=f"the project {name}", method="PATCH")
+
+    async def delete_project(self, name: str) -> None:
+        await self._ask("DELETE", _project_path(name))
 
     async def jobs(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return jobs, newest first. `wanted` are the filters of GET /api/v1/jobs."""
@@ -277,6 +303,14 @@ class Operations:
 
 def _engine_path(name: str) -> str:
     return f"/api/v1/engines/{quote(name, safe='')}"
+
+
+def _key_path(key_id: str) -> str:
+    return f"/api/v1/keys/{quote(key_id, safe='')}"
+
+
+def _project_path(name: str) -> str:
+    return f"/api/v1/projects/{quote(name, safe='')}"
 
 
 def _webhook_path(webhook: str) -> str:

@@ -56,6 +56,7 @@ def runs_create(
         str | None,
         typer.Option("--from", metavar="RUN@VERSION", help="Begin with the weights of this version of another run."),
     ] = None,
+    project: Annotated[str | None, typer.Option(help="The project of the run; default: `default`.")] = None,
     assignments: Assignments = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
@@ -78,6 +79,8 @@ def runs_create(
         body["model"] = str(directory.resolve()) if directory.is_dir() else model
     if begin_from is not None:
         body["from"] = begin_from
+    if project is not None:
+        body["project"] = project
     ask_and_show(
         (data_dir, url, api_key),
         lambda base_rl: base_rl.create_run({**body, "settings": _settings(assignments)}),

@@ -23,6 +23,7 @@ _TYPES = {
     "unavailable_error": "overloaded_error",
     "requests": "rate_limit_error",
     "tokens": "rate_limit_error",
+    "insufficient_quota": "rate_limit_error",
 }
 
 # Anthropic's error types for our error codes, which win over the types above.

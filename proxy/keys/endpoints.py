@@ -4,6 +4,8 @@ response that creates a key contains its text.
 GET    /api/v1/keys                      {"keys": [KeyView…], "next_cursor"}, newest first
 GET    /api/v1/keys/self                 KeyView of the request's key; for every kind
 POST   /api/v1/keys                      NewKeyBody → 201 {"id", "key", "kind", …}
+GET    /api/v1/keys/{id}                 KeyView
+PATCH  /api/v1/keys/{id}                 ChangedKeyBody → KeyView
 POST   /api/v1/keys/{id}/rotate          {"grace_seconds"?} → 201 as above, with "replaces", "replaced_until"
 DELETE /api/v1/keys/{id}                 204
 POST   /api/v1/runs/{run}/keys           {"kind"?: "run" | "trainer", "name"?} → 201 {"id", "key", …}
@@ -20,7 +22,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from proxy.auth.access import Principal, PrincipalKind, Right, may_manage_key, require_right
-from proxy.auth.service import BOOTSTRAP, Credentials, KeyView, NewKey
+from proxy.auth.service import BOOTSTRAP, Credentials, KeyChange, KeyView, NewKey
 from proxy.errors import InvalidRequest, NotFound, PermissionDenied
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
@@ -31,6 +33,7 @@ from proxy.overview.endpoints import Limit, Overview, Who, json_answer, permitte
 from proxy.overview.filters import Cursor
 from proxy.overview.service import OverviewService
 from proxy.projects.endpoints import Directory, permitted_project_id
+from proxy.settings import GivenLimits
 
 router = APIRouter(prefix="/api/v1", tags=["keys"], route_class=StrictRoute)
 
@@ -58,16 +61,28 @@ class NewRunKeyBody(BaseModel):
     name: Label = None
     label: Label = None
     expires_in: Lifetime = None
+    limits: GivenLimits | None = None
 
 
 class NewKeyBody(NewRunKeyBody):
     """A new key. A `run` key needs a `run` (a name or an id), a `project` key a `project`; a `trainer` key needs
-    either or `all_runs`, a `viewer` key a `project` or `all_runs`. It expires after `expires_in` seconds."""
+    either or `all_runs`, a `viewer` key a `project` or `all_runs`. It expires after `expires_in` seconds. `limits`
+    bind the calls made with a run or project key."""
 
     kind: Literal["admin", "project", "run", "trainer", "viewer"]  # type: ignore[assignment]
     run: str | None = None
     project: str | None = None
     all_runs: bool = False
+
+
+class ChangedKeyBody(BaseModel):
+    """A change of a key. `expires_in` is in seconds from now, null for never; null for `limits` removes them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Label = None
+    expires_in: Lifetime = None
+    limits: GivenLimits | None = None
 
 
 class RotateBody(BaseModel):
@@ -129,9 +144,33 @@ async def create_key(
     within = project_id if run_id is None else (await overview.owner_of(run_id)).project_id
     _check_manages(who, kind, within)
     made = await credentials.create(
-        kind, run_id=run_id, project_id=project_id, label=name, expires_in=body.expires_in
+        kind, run_id=run_id, project_id=project_id, label=name, expires_in=body.expires_in, limits=body.limits
     )
     return json_answer(_shown(made, await credentials.find(made.id)), status=201)
+
+
+@router.get("/keys/{key_id}")
+async def key(key_id: str, who: Who, overview: Overview, credentials: Keys) -> Response:
+    """Show a key, whether it is valid or not."""
+    return json_answer(await _managed(key_id, who, overview, credentials))
+
+
+@router.patch("/keys/{key_id}", openapi_extra=described(ChangedKeyBody, answers={200: "The key as changed."}))
+async def change_key(key_id: str, request: Request, who: Who, overview: Overview, credentials: Keys) -> Response:
+    """Change the name, the expiry or the limits of a key; its text stays."""
+    await _managed(key_id, who, overview, credentials)
+    body = validated(ChangedKeyBody, await json_body(request))
+    given = body.model_fields_set
+    if not given:
+        raise InvalidRequest("give `name`, `expires_in` or `limits`", param="name")
+    if body.name == BOOTSTRAP:
+        raise _reserved("name")
+    change = KeyChange(
+        name=body.name if "name" in given else msgspec.UNSET,
+        expires_in=body.expires_in if "expires_in" in given else msgspec.UNSET,
+        limits=(body.limits or GivenLimits()) if "limits" in given else msgspec.UNSET,
+    )
+    return json_answer(await credentials.change(key_id, change))
 
 
 @router.post(
@@ -166,7 +205,9 @@ async def create_run_key(run: str, request: Request, who: Who, overview: Overvie
     run_id = await permitted_run_id(run, who, overview, Right.CHANGE)
     body = validated(NewRunKeyBody, await _object(request))
     name = _checked_name(body)
-    made = await credentials.create(PrincipalKind(body.kind), run_id=run_id, label=name, expires_in=body.expires_in)
+    made = await credentials.create(
+        PrincipalKind(body.kind), run_id=run_id, label=name, expires_in=body.expires_in, limits=body.limits
+    )
     return json_answer({"id": made.id, "key": made.text, "kind": body.kind, "name": name, "label": name}, status=201)
 
 
@@ -185,8 +226,8 @@ async def revoke_run_key(run: str, key_id: str, who: Who, overview: Overview, cr
     return Response(status_code=204)
 
 
-async def _managed(key_id: str, who: Principal, overview: OverviewService, credentials: Credentials) -> None:
-    """Raise PermissionDenied or NotFound unless `who` may rotate and revoke the key."""
+async def _managed(key_id: str, who: Principal, overview: OverviewService, credentials: Credentials) -> KeyView:
+    """Return the key. Raise PermissionDenied or NotFound unless `who` may change it."""
     require_right(who, Right.CHANGE)
     view = await credentials.find(key_id)
     if view is None:
@@ -195,6 +236,7 @@ async def _managed(key_id: str, who: Principal, overview: OverviewService, crede
     if who.project_id not in (None, project_id):
         raise NotFound(f"there is no key {key_id!r}")
     _check_manages(who, view.kind, project_id)
+    return view
 
 
 def _check_manages(who: Principal, kind: PrincipalKind, project_id: str | None) -> None:
@@ -225,7 +267,11 @@ def _checked_name(body: NewRunKeyBody) -> str | None:
         raise InvalidRequest("`label` is an older word for `name`: give one of them", param="label")
     # The next restart revokes keys with this name that the configuration does not contain.
     if name == BOOTSTRAP:
-        raise InvalidRequest(
-            f"the {param} {BOOTSTRAP!r} is reserved for keys of the configuration: choose another", param=param
-        )
+        raise _reserved(param)
     return name
+
+
+def _reserved(param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the {param} {BOOTSTRAP!r} is reserved for keys of the configuration: choose another", param=param
+    )

@@ -1,31 +1,31 @@
-"""Enforce the limits of runs: a call asks before it begins and pays for its tokens after it has ended.
+"""Enforce limits: a call asks before it begins and pays for its tokens after it has ended.
 
-Each proxy takes calls from the store for up to a second in advance and pays for the tokens of several calls together,
-so most calls do not wait for the store. A run without limits costs nothing. See `docs/decisions/0024-rate-limits.md`.
+A call is bound by the limits of its run, of the run's project, and of its key. Each proxy takes calls from the store
+for up to a second in advance and pays for the tokens of several calls together, so most calls do not wait for the
+store. A call without limits costs nothing. See `docs/decisions/0024-rate-limits.md` and
+`docs/decisions/0105-limits-of-projects-and-keys.md`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Protocol
 
-from sqlalchemy import Connection
-
+from proxy.auth.access import Principal
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
 from proxy.database.unit_of_work import Database
-from proxy.errors import RateLimited, StoreUnavailable, TokensLimited, TrainerBehind
-from proxy.limits.bucket import Rate
+from proxy.errors import BudgetExhausted, RateLimited, StoreUnavailable, TokensLimited, TrainerBehind
+from proxy.lifecycle.signals import Signals
+from proxy.limits.budget import Period
 from proxy.limits.repository import LimitRepository
-from proxy.limits.share import Kind, Rates, Refusal, Share, Standing, Trade
+from proxy.limits.share import Kind, Refusal, Standing
+from proxy.limits.subject_share import SubjectShare
+from proxy.limits.subjects import Scope, Subject, subjects_of
 from proxy.runs.service import RunView
-from proxy.settings import LimitSettings
-
-# Delay after which used tokens are paid, and until which other proxies do not know of them.
-_PAY_SECONDS = 1.0
 
 # How long a count of waiting trajectories is reused.
 _COUNT_SECONDS = 1.0
@@ -33,21 +33,29 @@ _COUNT_SECONDS = 1.0
 # Retry-After of a refused session. A trainer takes its trajectories in batches, so room comes in steps.
 _RETRY_OPENING_SECONDS = 5
 
+_SETTINGS = {
+    Kind.CALLS: "calls_per_minute",
+    Kind.TOKENS: "tokens_per_minute",
+    Period.DAY: "tokens_per_day",
+    Period.MONTH: "tokens_per_month",
+}
+
 
 class LimitObserver(Protocol):
     """Receiver of every refused call, for the metrics. It must not raise and not wait."""
 
     def call_limited(self, *, limit: str, run: str) -> None:
-        """`limit` is the setting's name."""
+        """`limit` is the setting's name, after `project.` or `key.` for limits of these."""
         ...
 
 
 class Admission:
-    """The admission of one call by the limits of its run. It counts once, however often the methods are called."""
+    """The admission of one call by the limits that bind it. It counts once, however often the methods are called."""
 
-    def __init__(self, limits: RunLimits, run: RunView) -> None:
+    def __init__(self, limits: Limits, run: RunView, subjects: Sequence[Subject]) -> None:
         self._limits = limits
         self._run = run
+        self._subjects = subjects
         self._is_granted = False
 
     async def to_open(self) -> None:
@@ -59,38 +67,42 @@ class Admission:
     async def to_begin(self) -> None:
         """Admit a call of a known session. Raise RateLimited if a limit is reached."""
         if not self._is_granted:
-            await self._limits.begin_call(self._run)
+            await self._limits.begin_call(self._run, self._subjects)
             self._is_granted = True
 
+    def used(self, tokens: int) -> None:
+        """Record that the call has ended, with so many tokens in prompt and answer together."""
+        self._limits.used(self._run, self._subjects, tokens)
 
-@dataclass
-class _RunShare:
-    """This proxy's share of a run's limits. `waiting` calls wait for a trade with the store.
-
-    `trading` lets one call at a time trade: it takes calls for the others that wait.
-    """
-
-    run_id: RunId
-    limits: LimitSettings
-    share: Share
-    trading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    waiting: int = 0
-    paying: asyncio.Task[None] | None = None
+    def standings(self) -> tuple[Standing, ...]:
+        """Return the rate of calls and the rate of tokens of which least is left, as far as this proxy knows them."""
+        return self._limits.standings(self._subjects)
 
 
-class RunLimits:
-    """The limits of every run, in this process."""
+class Limits:
+    """The limits of runs, projects and keys, in this process."""
 
-    def __init__(self, database: Database, clock: Clock, observer: LimitObserver | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        observer: LimitObserver | None = None,
+        signals: Signals | None = None,
+    ) -> None:
+        """`signals` are told of events that the limits append to the log."""
         self._database = database
         self._clock = clock
         self._observer = observer
-        self._shares: dict[RunId, _RunShare] = {}
+        self._signals = signals
+        self._shares: dict[str, SubjectShare] = {}
         self._ready_counts: dict[RunId, tuple[float, int, bool]] = {}  # (time, bound, whether there are more)
 
-    def admission(self, run: RunView) -> Admission | None:
-        """Return the admission that a call of the run needs; None if the run has no limits."""
-        return Admission(self, run) if run.settings.limits.are_on else None
+    def admission(self, run: RunView, principal: Principal) -> Admission | None:
+        """Return the admission that a call of the run with a key needs; None if no limit binds it."""
+        subjects = subjects_of(run, principal)
+        if not subjects and run.settings.limits.max_waiting is None:
+            return None
+        return Admission(self, run, subjects)
 
     async def check_waiting(self, run: RunView) -> None:
         """Raise TrainerBehind if too many trajectories wait, so that no session may be opened for training now."""
@@ -105,80 +117,50 @@ class RunLimits:
             retry_after=_RETRY_OPENING_SECONDS,
         )
 
-    async def begin_call(self, run: RunView) -> None:
-        """Begin a call. Raise RateLimited if it must wait, StoreUnavailable if the store cannot be asked."""
-        if not run.settings.limits.bound_calls:
-            return
-        state = self._share_of(run)
-        state.waiting += 1
+    async def begin_call(self, run: RunView, subjects: Sequence[Subject]) -> None:
+        """Begin a call that every subject permits. Raise RateLimited if it must wait, StoreUnavailable if the store
+        cannot be asked."""
+        shares = [self._share_of(subject) for subject in subjects]
+        # Known refusals first: calls that are refused anyway must not use up what other subjects permit.
+        for share in shares:
+            self._raise_refusal(run, share.subject, share.refusal())
+        begun: list[SubjectShare] = []
         try:
-            if self._may_begin(run, state.share, self._clock()):
-                return
-            async with state.trading:
-                share, now = state.share, self._clock()
-                # Asked again: the call that traded while this one waited took a call for it as well.
-                if not self._may_begin(run, share, now):
-                    share.receive(await self._trade(state, share.wanted(state.waiting, now), now), now)
-                    self._may_begin(run, share, now)
-        finally:
-            state.waiting -= 1
+            for share in shares:
+                self._raise_refusal(run, share.subject, await share.begin_call())
+                begun.append(share)
+        except BaseException:  # also a cancellation: the call does not begin
+            for share in begun:
+                share.return_call()
+            raise
 
-    def used(self, run: RunView, tokens: int) -> None:
+    def used(self, run: RunView, subjects: Collection[Subject], tokens: int) -> None:
         """Record that a call has ended whose prompt and answer have so many tokens together."""
-        if tokens and run.settings.limits.tokens_per_minute is not None:
-            state = self._share_of(run)
-            state.share.owed += tokens
-            if state.paying is None or state.paying.done():
-                state.paying = asyncio.create_task(self._pay_soon(state), name=f"pay tokens of {run.id}")
+        for subject in subjects if tokens else ():
+            if subject.limits.bound_tokens:
+                self._share_of(subject).used(tokens, run.id)
 
     async def pay(self) -> None:
         """Write the used tokens to the store. Raise StoreUnavailable; the tokens stay owed then."""
-        for state in list(self._shares.values()):
-            await self._pay(state)
+        for share in list(self._shares.values()):
+            await share.pay()
 
-    def standings(self, run: RunView) -> tuple[Standing, ...]:
-        """Return the state of each limit of the run, as far as this proxy knows it."""
-        return self._share_of(run).share.standings(self._clock()) if run.settings.limits.bound_calls else ()
+    def standings(self, subjects: Collection[Subject]) -> tuple[Standing, ...]:
+        """Return for each kind of rate the one of which least is left."""
+        least: dict[Kind, Standing] = {}
+        for subject in subjects:
+            for standing in self._share_of(subject).standings():
+                known = least.get(standing.kind)
+                if known is None or standing.left < known.left:
+                    least[standing.kind] = standing
+        return tuple(least[kind] for kind in Kind if kind in least)
 
     async def aclose(self) -> None:
         """Stop the payments that wait for their delay, and pay at once."""
-        for state in self._shares.values():
-            if state.paying is not None:
-                state.paying.cancel()
-                await asyncio.wait([state.paying])
+        for share in self._shares.values():
+            await share.stop_paying()
         with suppress(StoreUnavailable):
             await self.pay()
-
-    async def _pay_soon(self, state: _RunShare) -> None:
-        await asyncio.sleep(_PAY_SECONDS)
-        with suppress(StoreUnavailable):
-            await self._pay(state)
-
-    async def _pay(self, state: _RunShare) -> None:
-        async with state.trading:
-            share = state.share
-            if share.owed:
-                share.paid(await self._trade(state, 0, self._clock()))
-
-    def _may_begin(self, run: RunView, share: Share, now: float) -> bool:
-        """Begin a call without the store. Return False if a trade is needed. Raise RateLimited."""
-        refusal = share.refusal(now)
-        if refusal is not None:
-            raise self._refused(run, refusal)
-        return share.use_call(now)
-
-    async def _trade(self, state: _RunShare, calls: int, now: float) -> Trade:
-        share = state.share
-        rates, tokens = share.rates, share.owed
-
-        def work(connection: Connection) -> Trade:
-            return LimitRepository(connection).trade(state.run_id, rates, calls=calls, tokens=tokens, now=now)
-
-        try:
-            return await self._database.commit(work, order_key=state.run_id)
-        except asyncio.CancelledError:
-            share.owed -= tokens  # the transaction is completed although nobody waits for it
-            raise
 
     async def _has_more_ready(self, run_id: RunId, bound: int) -> bool:
         now = self._clock()
@@ -190,42 +172,51 @@ class RunLimits:
             self._ready_counts[run_id] = counted = (now, bound, more)
         return counted[2]
 
-    def _share_of(self, run: RunView) -> _RunShare:
-        limits = run.settings.limits
-        state = self._shares.get(run.id)
-        if state is None:
-            self._shares[run.id] = state = _RunShare(run.id, limits, Share(_rates(limits)))
-        elif state.limits is not limits and state.limits != limits:
-            owed = state.share.owed  # tokens stay owed when the limits change
-            state.limits, state.share = limits, Share(_rates(limits))
-            state.share.owed = owed
-        return state
+    def _share_of(self, subject: Subject) -> SubjectShare:
+        share = self._shares.get(subject.id)
+        if share is None:
+            share = SubjectShare(subject, self._database, self._clock, self._event_appended)
+            self._shares[subject.id] = share
+        else:
+            share.follow(subject)
+        return share
 
-    def _refused(self, run: RunView, refusal: Refusal) -> RateLimited:
-        limits, seconds = run.settings.limits, max(1, math.ceil(refusal.seconds))
-        advice = f"for all its agents and proxies together; try again in {seconds} seconds"
-        if refusal.kind is Kind.CALLS:
-            self._report_refusal("calls_per_minute", run)
-            return RateLimited(
-                f"the run {run.name!r} accepts {limits.calls_per_minute} calls a minute "
-                f"(run.limits.calls_per_minute), {advice}",
-                retry_after=seconds,
-            )
-        self._report_refusal("tokens_per_minute", run)
-        return TokensLimited(
-            f"the run {run.name!r} accepts {limits.tokens_per_minute} tokens a minute in prompts and answers "
-            f"(run.limits.tokens_per_minute), {advice}",
-            retry_after=seconds,
-        )
+    def _event_appended(self) -> None:
+        if self._signals is not None:
+            self._signals.events.notify()
+
+    def _raise_refusal(self, run: RunView, subject: Subject, refusal: Refusal | None) -> None:
+        if refusal is None:
+            return
+        self._report_refusal(subject.metric(_SETTINGS[refusal.kind]), run)
+        raise _refused(subject, refusal, self._clock())
 
     def _report_refusal(self, limit: str, run: RunView) -> None:
         if self._observer is not None:
             self._observer.call_limited(limit=limit, run=run.name)
 
 
-def _rates(limits: LimitSettings) -> Rates:
-    calls, tokens, burst = limits.calls_per_minute, limits.tokens_per_minute, limits.burst_seconds
-    return Rates(
-        calls=Rate(per_minute=calls, burst_seconds=burst) if calls is not None else None,
-        tokens=Rate(per_minute=tokens, burst_seconds=burst) if tokens is not None else None,
+def _refused(subject: Subject, refusal: Refusal, now: float) -> RateLimited:
+    """Return the error that names the limit, whose it is, and when to try again."""
+    seconds = max(1, math.ceil(refusal.seconds))
+    setting = _SETTINGS[refusal.kind]
+    limit = getattr(subject.limits, setting)
+    who, where = f"the {subject.scope.value} {subject.name!r}", subject.setting(setting)
+    if isinstance(refusal.kind, Period):
+        until = datetime.fromtimestamp(now + refusal.seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return BudgetExhausted(
+            f"{who} has used its budget of {limit} tokens a {refusal.kind.value} ({where}): calls begin again at"
+            f" {until}, or once the budget is raised",
+            retry_after=seconds,
+        )
+    shared = "for all its agents and proxies together" if subject.scope is Scope.RUN else "for all proxies together"
+    if refusal.kind is Kind.CALLS:
+        return RateLimited(
+            f"{who} accepts {limit} calls a minute ({where}), {shared}; try again in {seconds} seconds",
+            retry_after=seconds,
+        )
+    return TokensLimited(
+        f"{who} accepts {limit} tokens a minute in prompts and answers ({where}), {shared}; try again in {seconds}"
+        " seconds",
+        retry_after=seconds,
     )

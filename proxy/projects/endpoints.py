@@ -18,13 +18,13 @@ from pydantic import BaseModel, ConfigDict, StrictBool
 
 from proxy.auth.access import Principal, Right, require_right
 from proxy.auth.http import principal
-from proxy.errors import NotFound
+from proxy.errors import InvalidRequest, NotFound
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.projects.service import ProjectDirectory, ProjectView
-from proxy.settings import ProjectName
+from proxy.settings import GivenLimits, ProjectName
 
 router = APIRouter(prefix="/api/v1/projects", tags=["projects"], route_class=StrictRoute)
 
@@ -47,11 +47,13 @@ class NewProjectBody(BaseModel):
 
 
 class ChangedProjectBody(BaseModel):
-    """The state of a project. An archived project takes no runs."""
+    """A change of a project. An archived project takes no runs. `limits` replaces the limits of all its runs
+    together; null or `{}` removes them."""
 
     model_config = ConfigDict(extra="forbid")
 
-    archived: StrictBool
+    archived: StrictBool | None = None
+    limits: GivenLimits | None = None
 
 
 @router.get("")
@@ -78,10 +80,16 @@ async def project(project: str, who: Who, directory: Directory) -> Response:
 
 @router.patch("/{project}", openapi_extra=described(ChangedProjectBody, answers={200: "The project as changed."}))
 async def change_project(project: str, request: Request, who: Who, directory: Directory) -> Response:
-    """Archive a project whose runs are all archived, or unarchive it; 409 if one is not archived."""
+    """Change the limits of a project; archive it, unless a run of it is not archived (409), or unarchive it."""
     require_right(who, Right.ADMINISTRATE)
     body = validated(ChangedProjectBody, await json_body(request))
-    return _answer(await directory.archive(project, archived=body.archived))
+    if "limits" not in body.model_fields_set and body.archived is None:
+        raise InvalidRequest("give `archived`, `limits` or both", param="archived")
+    if body.archived is not None:
+        view = await directory.archive(project, archived=body.archived)
+    if "limits" in body.model_fields_set:
+        view = await directory.limit(project, body.limits or GivenLimits())
+    return _answer(view)
 
 
 @router.delete("/{project}", status_code=204)

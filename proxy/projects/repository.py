@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from proxy.contract.states import RunState
 from proxy.database.rows import AnyRow
-from proxy.database.tables import DEFAULT_PROJECT_ID, ApiKeyRow, ProjectRow, RunRow, WebhookRow
+from proxy.database.tables import DEFAULT_PROJECT_ID, USED_LIMITS, ApiKeyRow, ProjectRow, RunRow, WebhookRow
 from proxy.errors import Conflict
 
 
@@ -60,7 +60,11 @@ class ProjectRepository:
         self._connection.execute(update(ProjectRow).where(ProjectRow.id == project_id).values(values))
 
     def delete(self, project_id: str) -> None:
-        """Delete a project without runs, its keys and its webhooks."""
+        """Delete a project without runs, its keys and its webhooks, and the use of its limits and theirs."""
+        keys = select(ApiKeyRow.id).where(ApiKeyRow.project_id == project_id)
+        for used in USED_LIMITS:
+            is_subject = or_(used.subject_id == project_id, used.subject_id.in_(keys))
+            self._connection.execute(delete(used).where(is_subject))
         # Referring rows first: PostgreSQL enforces the foreign keys statement by statement.
         for table in (ApiKeyRow, WebhookRow):
             self._connection.execute(delete(table).where(table.project_id == project_id))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Connection
@@ -17,18 +17,20 @@ from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
 from proxy.projects.repository import ProjectRepository
+from proxy.settings import UsageLimits
 
 T = TypeVar("T")
 
 
 class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
-    """A project. `runs` counts its runs, archived ones included."""
+    """A project. `runs` counts its runs, archived ones included; `limits` are those of all its runs together."""
 
     id: str
     name: str
     created_at: float
     archived_at: float | None
     runs: int
+    limits: dict[str, Any] | None
 
 
 class ProjectDirectory:
@@ -75,6 +77,22 @@ class ProjectDirectory:
             row = require_project(connection, name_or_id, lock=True)
             if archived != (row.archived_at is not None):
                 _archive(connection, row, archived=archived, now=now)
+            return _read(connection, row.id)
+
+        return await self._changed(write)
+
+    async def limit(self, name_or_id: str, limits: UsageLimits) -> ProjectView:
+        """Replace the limits of all runs of the project together; without any limit, there are none."""
+        now = self._clock()
+
+        def write(connection: Connection) -> ProjectView:
+            row = require_project(connection, name_or_id, lock=True)
+            others = {name: value for name, value in row.settings.items() if name != "limits"}
+            settings = others if limits.stored is None else {**others, "limits": limits.stored}
+            if settings != row.settings:
+                ProjectRepository(connection).set(row.id, {"settings": settings})
+                data = {"name": row.name, "changed": ["limits"]}
+                append_event(connection, run_id=None, kind="project.configured", data=data, now=now)
             return _read(connection, row.id)
 
         return await self._changed(write)
@@ -160,4 +178,5 @@ def _view(row: AnyRow, runs: int) -> ProjectView:
         created_at=row.created_at,
         archived_at=row.archived_at,
         runs=runs,
+        limits=row.settings.get("limits"),
     )

@@ -14,13 +14,13 @@ from proxy.contract.policy import VersionState
 from proxy.contract.states import ClaimState, RunState
 from proxy.database.rows import AnyRow
 from proxy.database.tables import (
+    USED_LIMITS,
     ApiKeyRow,
     ClaimRow,
     EventRow,
     GroupRow,
     PolicyVersionRow,
     ProjectRow,
-    RateLimitRow,
     RunRow,
     SessionRow,
     WebhookRow,
@@ -147,8 +147,11 @@ class RunRepository:
 
     def delete(self, run_id: str) -> None:
         """Delete a run that nobody has used yet, and every row that refers to it."""
+        keys = select(ApiKeyRow.id).where(ApiKeyRow.run_id == run_id)
+        for used in USED_LIMITS:
+            self._connection.execute(delete(used).where(or_(used.subject_id == run_id, used.subject_id.in_(keys))))
         # Referring rows first: PostgreSQL enforces the foreign keys statement by statement.
-        for table in (ApiKeyRow, GroupRow, PolicyVersionRow, RateLimitRow, EventRow, WebhookRow):
+        for table in (ApiKeyRow, GroupRow, PolicyVersionRow, EventRow, WebhookRow):
             self._connection.execute(delete(table).where(table.run_id == run_id))
         self._connection.execute(delete(RunRow).where(RunRow.id == run_id))
 
@@ -182,6 +185,7 @@ _RUNS = (
         RunRow.created_at,
         RunRow.project_id,
         ProjectRow.name.label("project"),
+        ProjectRow.settings.label("project_settings"),
         # Deleted runs exist only for `runs/deletion.py`.
     )
     .join(ProjectRow, ProjectRow.id == RunRow.project_id)

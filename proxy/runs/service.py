@@ -22,7 +22,7 @@ from proxy.lifecycle.events import append_event
 from proxy.projects.service import ensure_project
 from proxy.runs.beginnings import Beginnings, CheckWeights, begun_from, find_beginning, refuse_other_weights
 from proxy.runs.repository import RunRepository
-from proxy.settings import DEFAULT_PROJECT, ConfigurationError, RunSettings
+from proxy.settings import DEFAULT_PROJECT, ConfigurationError, RunSettings, UsageLimits
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +41,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     base model."""
     project_id: str = DEFAULT_PROJECT_ID
     project: str = DEFAULT_PROJECT
+    project_limits: UsageLimits | None = None
+    """The limits of all runs of the project together."""
 
     @property
     def is_archived(self) -> bool:
@@ -68,6 +70,7 @@ class RunDirectory:
         # Validating the settings costs far more than reading the row, which is read every time as its versions
         # change. Bounded by the number of runs.
         self._parsed: dict[str, tuple[dict[str, Any], RunSettings]] = {}
+        self._parsed_limits: dict[str, tuple[dict[str, Any], UsageLimits]] = {}
 
     async def ensure(self, settings: RunSettings, *, check: CheckModel | None = None) -> RunView:
         """Return the run that `settings` name; create it with version 0 if it is new, update it if they changed.
@@ -150,7 +153,16 @@ class RunDirectory:
             begun_from=begun_from(row),
             project_id=row.project_id,
             project=row.project,
+            project_limits=self._project_limits(row.project_id, row.project_settings.get("limits")),
         )
+
+    def _project_limits(self, project_id: str, limits: dict[str, Any] | None) -> UsageLimits | None:
+        if limits is None:
+            return None
+        known = self._parsed_limits.get(project_id)
+        if known is None or known[0] != limits:
+            self._parsed_limits[project_id] = known = (limits, UsageLimits.model_validate(limits))
+        return known[1]
 
     def _settings(self, run_id: str, config: dict[str, Any]) -> RunSettings:
         known = self._parsed.get(run_id)

@@ -91,7 +91,7 @@ async def create_sessions(request: Request) -> JSONResponse:
         metadata=body.metadata,
         ttl=body.ttl,
     )
-    created = await sessions_of(request).create(run, spec, body.n)
+    created = await sessions_of(request).create(run, spec, body.n, limited_as=who.limited_as)
     base_url = f"{client_address(request)}/v1"
     answers = [_created(session, base_url) for session in created]
     return JSONResponse({"sessions": answers} if (body.n or 1) > 1 else answers[0], 201)

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from proxy.auth.access import Principal, PrincipalKind, Right, covers, require_right
 from proxy.auth.service import Credentials, KeyRequest, NewKey
 from proxy.clock import Clock
-from proxy.contract.identifiers import GroupId, SessionId
+from proxy.contract.identifiers import GroupId, KeyId, SessionId
 from proxy.contract.states import EndReason, Outcome
 from proxy.contract.trajectory import Purpose
 from proxy.database.unit_of_work import Database
@@ -21,7 +21,7 @@ from proxy.lifecycle.outcomes import Ending
 from proxy.lifecycle.signals import Signals
 from proxy.lifecycle.texts import texts_of
 from proxy.lifecycle.trainable import teaching_sessions
-from proxy.limits.service import RunLimits
+from proxy.limits.service import Limits
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.finding import SessionFinder, SessionObserver
 from proxy.sessions.identification import AttributedBy, SessionContext
@@ -59,7 +59,7 @@ class SessionService(SessionFinder):
         signals: Signals,
         clock: Clock,
         observer: SessionObserver | None = None,
-        limits: RunLimits | None = None,
+        limits: Limits | None = None,
     ) -> None:
         super().__init__(database, credentials, signals, clock, observer)
         self._signals = signals
@@ -67,8 +67,12 @@ class SessionService(SessionFinder):
         self._runs = runs
         self._sweeper = Sweeper(database, runs, signals, clock)
 
-    async def create(self, run: RunView, spec: SessionSpec, n: int | None = None) -> list[CreatedSession]:
+    async def create(
+        self, run: RunView, spec: SessionSpec, n: int | None = None, *, limited_as: KeyId | None = None
+    ) -> list[CreatedSession]:
         """Open a session with a key of its own; with `n`, that many sessions of one group in one transaction.
+
+        The limits of the key `limited_as` bind the keys of the sessions.
 
         `n` sessions without a group's name form a group of their own. Raise InvalidRequest if the group is known with
         another size, TrainerBehind if the run currently opens no sessions for training.
@@ -96,7 +100,10 @@ class SessionService(SessionFinder):
             ]
             repository.insert(rows)
             repository.add_users(run.id, [row["id"] for row in rows], users)
-            keys = [KeyRequest(kind=PrincipalKind.SESSION, run_id=run.id, session_id=row["id"]) for row in rows]
+            keys = [
+                KeyRequest(kind=PrincipalKind.SESSION, run_id=run.id, session_id=row["id"], limited_as=limited_as)
+                for row in rows
+            ]
             return rows, self._credentials.create_within(connection, keys)
 
         rows, keys = await self._database.commit(insert)

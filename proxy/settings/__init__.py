@@ -11,13 +11,13 @@ from proxy.settings.database import DEFAULT_CONNECTIONS, DatabaseSettings
 from proxy.settings.engine import EngineKind, EngineSettings, NamedEngineSettings
 from proxy.settings.jobs import JobSettings
 from proxy.settings.judges import JudgeSettings, ProviderSettings
+from proxy.settings.limits import GivenLimits, LimitSettings, UsageLimits
 from proxy.settings.loading import Settings, as_environment, describe, load_settings, opentelemetry_is_set_up
 from proxy.settings.outbound import OutboundSettings
 from proxy.settings.projects import DEFAULT_PROJECT, ProjectName
 from proxy.settings.rewards import RewardNumber, RewardSettings
 from proxy.settings.run import (
     ImageMode,
-    LimitSettings,
     ReasoningParserName,
     RunSettings,
     SamplingMode,
@@ -35,6 +35,7 @@ __all__ = [
     "DatabaseSettings",
     "EngineKind",
     "EngineSettings",
+    "GivenLimits",
     "ImageMode",
     "JobSettings",
     "JudgeSettings",
@@ -56,6 +57,7 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "TextSettings",
+    "UsageLimits",
     "as_environment",
     "describe",
     "load_settings",

@@ -7,11 +7,12 @@ from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from proxy.contract.reward import RewardRules
 from proxy.settings.content import RedactionSettings, RetentionSettings
 from proxy.settings.judges import JudgeName, JudgeSettings
+from proxy.settings.limits import LimitSettings
 from proxy.settings.projects import ProjectName
 from proxy.settings.rewards import RewardNumber, RewardSettings
 from proxy.settings.section import Section
@@ -33,33 +34,6 @@ class SamplingSettings(Section):
 
 ReasoningParserName = Literal["auto", "none", "think"]
 ImageMode = Literal["refuse", "name"]
-
-
-class LimitSettings(Section):
-    """Bounds on what the agents of a run may use, over all proxies on its store together. None: no bound. `share` is
-    no bound."""
-
-    calls_per_minute: PositiveInt | None = None
-    """Model calls that start."""
-    tokens_per_minute: PositiveInt | None = None
-    """Tokens of prompts and answers. A call's tokens are counted at its end, so calls after one that exceeded the
-    limit wait until the excess has passed."""
-    burst_seconds: PositiveFloat = Field(default=10.0, le=60.0)
-    """A burst may use the limit of this many seconds at once, and at least one call."""
-    max_waiting: NonNegativeInt | None = None
-    """While more trajectories than this wait for the trainer, no session is opened for training."""
-    share: float = Field(default=1.0, ge=0.01, le=100.0)
-    """Weight of the run at engines that have more calls than they can run at once: of two runs whose calls wait, the
-    one with twice the weight gets twice the time of the engine. A run alone gets all of it, whatever its weight."""
-
-    @property
-    def bound_calls(self) -> bool:
-        """Whether each call must be counted against a limit."""
-        return self.calls_per_minute is not None or self.tokens_per_minute is not None
-
-    @property
-    def are_on(self) -> bool:
-        return self.bound_calls or self.max_waiting is not None
 
 
 class RunSettings(Section):

@@ -17,6 +17,7 @@ KIND = "webhook"
 TEST = "webhook.test"
 
 KNOWN_EVENTS = (
+    "budget.exhausted",
     "claim.committed",
     "claim.expired",
     "claim.released",
@@ -32,6 +33,7 @@ KNOWN_EVENTS = (
     "job.dead",
     "job.retried",
     "project.archived",
+    "project.configured",
     "project.created",
     "project.deleted",
     "project.unarchived",

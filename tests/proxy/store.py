@@ -15,7 +15,7 @@ from proxy.database.tables import RewardRow, SessionRow, TurnRow
 from proxy.database.unit_of_work import Database
 from proxy.feedback.service import FeedbackService
 from proxy.lifecycle.signals import Signals
-from proxy.limits.service import RunLimits
+from proxy.limits.service import Limits
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.service import SessionService
 from proxy.settings import RunSettings
@@ -51,7 +51,7 @@ class Store:
     credentials: Credentials
     sessions: SessionService
     feedback: FeedbackService
-    limits: RunLimits
+    limits: Limits
     limited: SeenLimits
     run: RunView
     owner: Principal
@@ -147,7 +147,7 @@ async def open_store(
         run = await runs.ensure(settings or RunSettings(name="policy", model="base/model"))
         key = await credentials.create(PrincipalKind.RUN, run_id=run.id)
         limited = SeenLimits()
-        limits = RunLimits(database, clock, observer=limited)
+        limits = Limits(database, clock, observer=limited)
         stack.push_async_callback(limits.aclose)
         yield Store(
             database=database,

@@ -9,13 +9,13 @@ from proxy.database.tables.base import Base, Big
 from proxy.database.tables.engines import EngineReportRow, EngineRow
 from proxy.database.tables.jobs import JobRow, JobScheduleRow
 from proxy.database.tables.judgements import JudgementRow
+from proxy.database.tables.limits import USED_LIMITS, LimitLevelRow, TokenBudgetRow
 from proxy.database.tables.rewards import FeedbackTextRow, PreferenceRow, RewardRow
 from proxy.database.tables.runs import (
     DEFAULT_PROJECT_ID,
     ApiKeyRow,
     EventRow,
     ProjectRow,
-    RateLimitRow,
     RunRow,
     SignOutRow,
     WriteProbeRow,
@@ -28,6 +28,7 @@ from proxy.database.tables.webhooks import WebhookRow
 __all__ = [
     "DEFAULT_PROJECT_ID",
     "NO_CONVERSATION",
+    "USED_LIMITS",
     "ApiKeyRow",
     "Base",
     "Big",
@@ -41,16 +42,17 @@ __all__ = [
     "JobRow",
     "JobScheduleRow",
     "JudgementRow",
+    "LimitLevelRow",
     "PolicyVersionRow",
     "PreferenceRow",
     "ProjectRow",
-    "RateLimitRow",
     "RewardRow",
     "RunRow",
     "SessionRow",
     "SessionUserRow",
     "SignOutRow",
     "TokenAuditRow",
+    "TokenBudgetRow",
     "TurnRow",
     "WebhookRow",
     "WriteProbeRow",

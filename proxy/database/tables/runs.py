@@ -1,4 +1,4 @@
-"""Tables of projects, runs, keys, limits and events, and two small ones of the server itself."""
+"""Tables of projects, runs, keys and events, and two small ones of the server itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProjectRow(Base):
     created_at: Mapped[float] = mapped_column(Float)
     archived_at: Mapped[float | None] = mapped_column(Float)
     settings: Mapped[Json]
-    """Settings that the project's runs share; none so far, so an empty object."""
+    """`limits`: bounds on the calls of the project's runs together (`settings.UsageLimits`); absent without any."""
 
 
 class RunRow(Base):
@@ -82,20 +82,11 @@ class ApiKeyRow(Base):
     revoked_at: Mapped[float | None] = mapped_column(Float)
     """In the future while a rotated key still works."""
     expires_at: Mapped[float | None] = mapped_column(Float)
-
-
-class RateLimitRow(Base):
-    """The part of a run's rate limit that is used, by all proxies (`limits/bucket.py`). `kind`: calls | tokens."""
-
-    __tablename__ = "rate_limits"
-
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
-    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
-    due_at: Mapped[float] = mapped_column(Float)
-    """The time at which the allowance will be full again."""
-    moved_at: Mapped[float] = mapped_column(Float)
-    per_minute: Mapped[float] = mapped_column(Float)
-    """The limit at the last use."""
+    limits: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    """Bounds on the calls made with the key (`settings.UsageLimits`)."""
+    limited_as: Mapped[str | None] = mapped_column(Identifier)
+    """The key whose limits bind this one, and count its calls; null: its own. For the key of a session it is the key
+    that opened the session, and for a key made by a rotation the first one of the row."""
 
 
 class EventRow(Base):

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from proxy.database.tables import RateLimitRow
+from proxy.database.tables import LimitLevelRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import RateLimited, TokensLimited, TrainerBehind
 from proxy.lifecycle.check import check
-from proxy.limits.service import RunLimits
+from proxy.limits.service import Limits
+from proxy.limits.subjects import Scope, Subject
 from proxy.runs.service import RunView
 from proxy.sessions.opening import SessionSpec
 from proxy.settings import LimitSettings, RunSettings
@@ -26,7 +27,7 @@ def settings(**limits: Any) -> RunSettings:
 
 
 @asynccontextmanager
-async def proxies(url: str, count: int, **limits: Any) -> AsyncIterator[tuple[Store, list[RunLimits]]]:
+async def proxies(url: str, count: int, **limits: Any) -> AsyncIterator[tuple[Store, list[Limits]]]:
     """Limits of several proxies, each with its own connections, on one clock."""
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(url, settings(**limits)))
@@ -34,21 +35,29 @@ async def proxies(url: str, count: int, **limits: Any) -> AsyncIterator[tuple[St
         for _ in range(count - 1):
             database = Database(url)
             stack.push_async_callback(database.aclose)
-            found.append(RunLimits(database, store.clock))
+            found.append(Limits(database, store.clock))
             stack.push_async_callback(found[-1].aclose)
         yield store, found
 
 
-async def begun(limits: RunLimits, run: RunView, calls: int) -> int:
+def run_alone(run: RunView) -> tuple[Subject, ...]:
+    """The subjects of a call whose project and key have no limits."""
+    limits = run.settings.limits
+    return (Subject(scope=Scope.RUN, id=run.id, name=run.name, limits=limits),) if limits.bound_calls else ()
+
+
+async def begun(limits: Limits, run: RunView, calls: int) -> int:
     """Start `calls` calls at once and return how many begin."""
-    outcomes = await asyncio.gather(*(limits.begin_call(run) for _ in range(calls)), return_exceptions=True)
+    outcomes = await asyncio.gather(
+        *(limits.begin_call(run, run_alone(run)) for _ in range(calls)), return_exceptions=True
+    )
     assert all(outcome is None or isinstance(outcome, RateLimited) for outcome in outcomes), outcomes
     return sum(outcome is None for outcome in outcomes)
 
 
 async def rows(store: Store) -> dict[str, float]:
     found = await store.database.read(
-        lambda connection: connection.execute(select(RateLimitRow.kind, RateLimitRow.due_at)).all()
+        lambda connection: connection.execute(select(LimitLevelRow.kind, LimitLevelRow.due_at)).all()
     )
     return {row.kind: row.due_at for row in found}
 
@@ -74,12 +83,12 @@ class Transactions:
 async def test_without_limits_the_store_is_not_asked(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with proxies(database_url, 1) as (store, (limits,)):
         transactions = Transactions(store, monkeypatch)
-        assert limits.admission(store.run) is None
-        await limits.begin_call(store.run)
+        assert limits.admission(store.run, store.owner) is None
+        await limits.begin_call(store.run, run_alone(store.run))
         await limits.check_waiting(store.run)
-        limits.used(store.run, 1_000_000)
+        limits.used(store.run, run_alone(store.run), 1_000_000)
         await limits.pay()
-        assert (transactions.count, limits.standings(store.run)) == (0, ())
+        assert (transactions.count, limits.standings(run_alone(store.run))) == (0, ())
         assert await rows(store) == {}
 
 
@@ -109,7 +118,7 @@ async def test_many_calls_share_few_transactions(database_url: str, monkeypatch:
         assert transactions.count <= 2, "one for the first, one for all that waited for it"
         for _ in range(1000):
             store.clock.now += 0.002
-            await limits.begin_call(store.run)
+            await limits.begin_call(store.run, run_alone(store.run))
         assert transactions.count <= 6
 
 
@@ -117,64 +126,64 @@ async def test_a_refusal_names_the_limit_and_when_to_retry(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with proxies(database_url, 1, calls_per_minute=6, burst_seconds=1) as (store, (limits,)):
-        await limits.begin_call(store.run)
+        await limits.begin_call(store.run, run_alone(store.run))
         with pytest.raises(
             RateLimited, match=r"'policy' accepts 6 calls a minute.*run\.limits\.calls_per_min"
         ) as caught:
-            await limits.begin_call(store.run)
+            await limits.begin_call(store.run, run_alone(store.run))
         assert (caught.value.status, caught.value.type, caught.value.code) == (429, "requests", "rate_limit_exceeded")
         assert caught.value.retry_after == 10
         transactions = Transactions(store, monkeypatch)
         for _ in range(50):
             with pytest.raises(RateLimited):
-                await limits.begin_call(store.run)
+                await limits.begin_call(store.run, run_alone(store.run))
         assert transactions.count == 0
         assert store.limited.refused == ["calls_per_minute"] * 51
         store.clock.now += caught.value.retry_after
-        await limits.begin_call(store.run)
+        await limits.begin_call(store.run, run_alone(store.run))
 
 
 async def test_tokens_are_paid_at_the_end_and_delay_every_proxy(database_url: str) -> None:
     async with proxies(database_url, 2, tokens_per_minute=6000) as (store, (one, other)):
-        await one.begin_call(store.run)
-        one.used(store.run, 7000)
+        await one.begin_call(store.run, run_alone(store.run))
+        one.used(store.run, run_alone(store.run), 7000)
         with pytest.raises(TokensLimited, match=r"6000 tokens a minute.*run\.limits\.tokens_per_minute") as caught:
-            await one.begin_call(store.run)
+            await one.begin_call(store.run, run_alone(store.run))
         assert (caught.value.type, caught.value.retry_after) == ("tokens", 61)
         with pytest.raises(TokensLimited) as caught:
-            await other.begin_call(store.run)
+            await other.begin_call(store.run, run_alone(store.run))
         assert caught.value.retry_after == 61
         store.clock.now += 61
-        await other.begin_call(store.run)
-        await one.begin_call(store.run)
+        await other.begin_call(store.run, run_alone(store.run))
+        await one.begin_call(store.run, run_alone(store.run))
 
 
 async def test_owed_tokens_are_paid_when_the_limits_are_closed(database_url: str) -> None:
     async with proxies(database_url, 2, tokens_per_minute=6000) as (store, (one, other)):
         for _ in range(4):
-            one.used(store.run, 1000)
+            one.used(store.run, run_alone(store.run), 1000)
         await one.pay()
         assert await rows(store) == {"tokens": pytest.approx(store.clock.now + 40.0)}
-        one.used(store.run, 1000)
+        one.used(store.run, run_alone(store.run), 1000)
         await one.aclose()
         assert await rows(store) == {"tokens": pytest.approx(store.clock.now + 50.0)}
         with pytest.raises(TokensLimited):
-            await other.begin_call(store.run)
+            await other.begin_call(store.run, run_alone(store.run))
 
 
 async def test_a_call_refused_for_tokens_takes_no_calls(database_url: str) -> None:
     async with proxies(database_url, 1, tokens_per_minute=60, calls_per_minute=60) as (store, (limits,)):
-        limits.used(store.run, 1000)
+        limits.used(store.run, run_alone(store.run), 1000)
         with pytest.raises(TokensLimited):
-            await limits.begin_call(store.run)
+            await limits.begin_call(store.run, run_alone(store.run))
         assert list(await rows(store)) == ["tokens"]
 
 
 async def test_a_changed_limit_applies_at_once(database_url: str) -> None:
     async with proxies(database_url, 1, calls_per_minute=1) as (store, (limits,)):
-        await limits.begin_call(store.run)
+        await limits.begin_call(store.run, run_alone(store.run))
         with pytest.raises(RateLimited):
-            await limits.begin_call(store.run)
+            await limits.begin_call(store.run, run_alone(store.run))
         assert await begun(limits, await store.runs.ensure(settings(calls_per_minute=600)), 90) == 89, "one was used"
         lowered = await store.runs.ensure(settings(calls_per_minute=1))
         assert await begun(limits, lowered, 1) == 0
@@ -185,12 +194,12 @@ async def test_a_changed_limit_applies_at_once(database_url: str) -> None:
 
 async def test_a_cancelled_call_does_not_block_others(database_url: str) -> None:
     async with proxies(database_url, 1, calls_per_minute=600, tokens_per_minute=600) as (store, (limits,)):
-        limits.used(store.run, 50)
-        left = asyncio.ensure_future(limits.begin_call(store.run))
+        limits.used(store.run, run_alone(store.run), 50)
+        left = asyncio.ensure_future(limits.begin_call(store.run, run_alone(store.run)))
         await asyncio.sleep(0)
         left.cancel()
         await asyncio.wait([left])
-        await limits.begin_call(store.run)
+        await limits.begin_call(store.run, run_alone(store.run))
         assert (await rows(store))["tokens"] == pytest.approx(store.clock.now + 5.0), "paid once"
 
 
