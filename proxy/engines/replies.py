@@ -86,6 +86,8 @@ class ReplyParser:
         self._adapter = adapter
         self._ids: list[int] = []
         self.finished = False
+        self.first_label: str | None = None
+        """The label of the weights that produced the first token; None before it came."""
 
     def parse(self, data: bytes | str) -> EngineChunk:
         """Return the new tokens. Raise InvalidEngineReply for an impossible reply, and the error that the engine
@@ -104,6 +106,8 @@ class ReplyParser:
         # log-probability.
         finish = _finish_of(meta.finish_reason)
         chunk = self._chunk(reply, meta, finish)
+        if chunk.output_ids and self.first_label is None:
+            self.first_label = meta.weight_versions[0].version if meta.weight_versions else meta.weight_version
         self._ids += chunk.output_ids
         self.finished = finish is not None
         return chunk
@@ -143,10 +147,10 @@ class ReplyParser:
                     chunks.append(chunk)
         except BaseRlError:
             if chunks:
-                yield _joined(chunks)
+                yield joined(chunks)
             raise
         if chunks:
-            yield _joined(chunks)
+            yield joined(chunks)
 
     def _top(self, meta: _Meta) -> tuple[tuple[tuple[int, float], ...], ...]:
         """Return the most probable tokens at each new position, without those that a grammar's mask excludes, which
@@ -171,7 +175,8 @@ class ReplyParser:
         raise InvalidEngineReply(f"it has {len(items)} {what}, where {seen} of {total} tokens came before")
 
 
-def _joined(chunks: list[EngineChunk]) -> EngineChunk:
+def joined(chunks: list[EngineChunk]) -> EngineChunk:
+    """Return neighbouring chunks of one answer as one."""
     if len(chunks) == 1:
         return chunks[0]
     return EngineChunk(

@@ -20,28 +20,41 @@ _LARGE_IDS = 1 << 14
 _LARGE_BIASES = 1 << 10
 # Characters of a grammar, which is decoded, rewritten and encoded.
 _LARGE_CONSTRAINT = 1 << 14
+# Tokens between two events of an answer that nobody reads before its end. SGLang sends the first token at once.
+_NO_MORE_EVENTS = 1 << 20
 
 
 async def generate_body(
-    request: GenerateRequest, *, grammar_backend: str | None, prefix_key: Callable[[], str | None]
+    request: GenerateRequest,
+    *,
+    engine_id: str,
+    grammar_backend: str | None,
+    prefix_key: Callable[[], str | None],
+    reports_first_token: bool = False,
 ) -> bytes:
-    """Return the JSON body of a request. `prefix_key` separates the prefix caches of different weights of
-    the base model; the name of the adapter is added to it.
+    """Return the JSON body of a request, which the engine knows as `engine_id`. `prefix_key` separates the prefix
+    caches of different weights of the base model; the name of the adapter is added to it.
+
+    With `reports_first_token` the engine reports the first token in an event of its own, also for an answer that is
+    not streamed.
 
     Raises UnsupportedParameter for a constraint that the grammar back end does not enforce, InvalidRequest for a
     malformed one.
     """
 
     def write() -> tuple[bytes, bytes]:
-        return request.input_ids.json, msgspec.json.encode(sampling_body(request.sampling, grammar_backend))
+        sampling = sampling_body(request.sampling, grammar_backend)
+        if reports_first_token and not request.stream:
+            sampling["stream_interval"] = _NO_MORE_EVENTS
+        return request.input_ids.json, msgspec.json.encode(sampling)
 
     ids, sampling = await asyncio.to_thread(write) if _is_large(request) else write()
     body: dict[str, Any] = {
-        "rid": engine_request_id(request.request_id),
+        "rid": engine_id,
         "input_ids": msgspec.Raw(ids),
         "sampling_params": msgspec.Raw(sampling),
         "return_logprob": True,
-        "stream": request.stream,
+        "stream": request.stream or reports_first_token,
     }
     if request.top_logprobs:
         body["top_logprobs_num"] = request.top_logprobs

@@ -4,31 +4,25 @@ too."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from proxy.bounded_cache import BoundedCache
 from proxy.engines.connections import Connections
 from proxy.engines.descriptions import ModelInfo, ServedModels, ServerInfo
+from proxy.engines.generations import GenerationClient, PrefixKeys
 from proxy.engines.protocol import EngineChunk, EngineInfo, GenerateRequest, PauseMode
-from proxy.engines.replies import ReplyParser, failure_of, message_of, refusal_of
-from proxy.engines.requests import bounds_of, engine_request_id, generate_body
+from proxy.engines.replies import failure_of, message_of, refusal_of
 from proxy.engines.scores import read_scores, score_body
 from proxy.engines.sglang_adapters import check_for_sglang
-from proxy.engines.streams import EventLines, TokenProgress
 from proxy.errors import (
-    BaseRlError,
     EngineFailed,
     EngineTimeout,
-    EngineUnavailable,
     InvalidEngineReply,
-    InvalidRequest,
 )
 from proxy.settings import ConfigurationError, EngineSettings
 
@@ -38,8 +32,6 @@ _CONTROL_CALLS = 16
 _ABORT_SECONDS = 5.0
 # Longest wait for a weight update or a pause: reading large weights from a network file system takes a minute.
 _CONTROL_SECONDS = 120.0
-# Past labels whose prefix keys are not used again; the prefixes of older labels have left every cache.
-_PAST_LABELS = 1024
 
 _Info = TypeVar("_Info")
 
@@ -47,10 +39,8 @@ _Info = TypeVar("_Info")
 class SglangEngine:
     """An engine at `url`, with up to `settings.max_concurrency` generations at once; further ones wait.
 
-    SGLang's prefix cache survives a weight update that lets requests continue. Every request therefore carries a key:
-    the label of the weights, or a random one while they change and if the label comes back after another. SGLang
-    shares prefixes only between requests with the same key, so no prefix is reused under weights that did not compute
-    it. The key of a request with an adapter also names the adapter.
+    Prompts are computed whole by the weights that their turns name: `generations` chooses keys for SGLang's prefix
+    cache, and sends requests again whose prompts a swap has interrupted.
     """
 
     def __init__(self, url: str, settings: EngineSettings) -> None:
@@ -62,7 +52,7 @@ class SglangEngine:
                 limit=settings.max_concurrency,
                 connect_seconds=connect,
                 silence_seconds=silence,
-                is_excused=lambda: self._pause_mode is not None,
+                is_excused=lambda: self._generations.is_paused,
             )
         except ValueError as error:
             raise ConfigurationError(f"engine.url: {error}") from error
@@ -73,10 +63,15 @@ class SglangEngine:
         )
         # And one for pings, which `suspend` leaves open: they notice that the engine answers again.
         self._pings = Connections(address, limit=1, connect_seconds=connect, silence_seconds=connect)
-        self._stall_seconds = min(settings.stall_timeout_seconds, settings.read_timeout_seconds)
-        self._label: str | None = None
-        self._past_labels: BoundedCache[str, bool] = BoundedCache(_PAST_LABELS)
-        self._prefix_key: str | None = None
+        self._keys = PrefixKeys()
+        self._generations = GenerationClient(
+            self._calls,
+            self._keys,
+            stall_seconds=min(settings.stall_timeout_seconds, settings.read_timeout_seconds),
+            send_abort=self._send_abort,
+            read_label=self._model_info,
+            read_grammar_backend=self._known_grammar_backend,
+        )
         self._grammar_backend: str | None = None
         self._draws_by_seed: bool | None = None
         self._takes_adapters = False
@@ -84,88 +79,47 @@ class SglangEngine:
         self._max_adapters: int | None = None
         self._max_running: int | None = None
         self._context_length: int | None = None
-        self._interim_key: str | None = None
         self._pause_mode: PauseMode | None = None
-        self._aborts: set[asyncio.Task[None]] = set()
 
     @property
     def name(self) -> str:
         return self._name
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[EngineChunk]:
         """Stream chunks; closing the iterator early aborts the generation in the engine.
 
-        Raises InvalidRequest if the engine refuses the request, UnsupportedParameter for a constraint that it does
-        not enforce, AdapterNotLoaded without the request's adapter, EngineUnavailable if it is down or dies
-        meanwhile, EngineTimeout after a silence of the read timeout, or of the stall timeout once tokens have come,
-        InvalidEngineReply for a reply that cannot be true, and EngineFailed for everything else.
+        A request without a token when the weights change is sent again. Raises InvalidRequest if the engine refuses
+        it, UnsupportedParameter for a constraint that it does not enforce, AdapterNotLoaded without the request's
+        adapter, EngineUnavailable if it is down or dies meanwhile, EngineTimeout after a silence of the read timeout,
+        or of the stall timeout once tokens have come, InvalidEngineReply for a reply that cannot be true, and
+        EngineFailed for everything else.
         """
-        if request.sampling.constraint is not None and self._grammar_backend is None:
-            await self._read_server_info()
-        bounds = bounds_of(request)
-        parser = ReplyParser(bounds, request.adapter)
-        over = False
-        try:
-            body = await generate_body(
-                request,
-                grammar_backend=self._grammar_backend,
-                prefix_key=lambda: self._interim_key or self._prefix_key,
-            )
-            with await self._calls.request("POST", "/generate", body) as reply:
-                if reply.status != HTTPStatus.OK:
-                    raise refusal_of(reply.status, message_of(await reply.read()))
-                if request.stream:
-                    events = EventLines(bounds.max_bytes)
-                    progress = TokenProgress(reply, self._stall_seconds)
-                    while not events.over and (part := await reply.part()):
-                        for chunk in parser.parse_all(events.feed(part)):
-                            # Set before the yield: a reader that stops at the last chunk leaves nothing to abort.
-                            over = parser.finished
-                            progress.tokens_came()
-                            yield chunk
-                        if self._pause_mode is None:
-                            progress.check()
-                    reply.runs_out = events.over
-                else:
-                    chunk = parser.parse(await reply.read(bounds.max_bytes))
-                    over = parser.finished
-                    yield chunk
-            if not parser.finished:
-                raise EngineUnavailable("the engine closed the stream before the answer was whole")
-        except (EngineUnavailable, InvalidRequest):
-            over = True
-            raise
-        finally:
-            if not over:
-                self._abort_in_background(request.request_id)
-
-    def _abort_in_background(self, request_id: str) -> None:
-        # A task of its own, since the task that closes the iterator may itself be cancelled. The set keeps a
-        # reference to it: asyncio may drop a task that nobody refers to.
-        task = asyncio.create_task(self._abort_quietly(request_id))
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
-
-    async def _abort_quietly(self, request_id: str) -> None:
-        # A lost abort costs the engine the rest of one answer, and nobody waits for it any more.
-        with contextlib.suppress(BaseRlError):
-            await self.abort(request_id)
+        return self._generations.generate(request)
 
     async def abort(self, request_id: str) -> None:
-        await self._control("/abort_request", {"rid": engine_request_id(request_id)}, seconds=_ABORT_SECONDS)
+        await self._generations.abort(request_id)
 
     async def pause(self, mode: PauseMode) -> None:
-        # Requests that arrive from now on may run under the weights that are about to be loaded.
-        self._interim_key, self._pause_mode = uuid.uuid4().hex, mode
-        await self._control("/pause_generation", {"mode": mode.value})
+        if mode is not PauseMode.ABORT:  # which ends them all
+            await self._generations.prepare_pause()
+        self._pause_mode, self._generations.is_paused = mode, True
+        try:
+            await self._control("/pause_generation", {"mode": mode.value})
+        except BaseException:
+            self._generations.resumed()
+            raise
+        if mode is not PauseMode.ABORT:
+            self._generations.paused()
 
     async def resume(self) -> None:
-        self._interim_key = self._pause_mode = None
-        await self._control("/continue_generation", {})
+        self._pause_mode, self._generations.is_paused = None, False
+        try:
+            await self._control("/continue_generation", {})
+        finally:
+            self._generations.resumed()
 
     async def load_weights(self, path: str, label: str) -> None:
         """Load a directory and verify that the engine serves `label`. Raises EngineFailed if it does not."""
-        before, self._interim_key = self._interim_key, uuid.uuid4().hex
         # Retracted requests would find KV entries of the old weights in the cache, so it is flushed. Frozen requests
         # continue with their entries and need the cache as it is.
         flush = self._pause_mode is not PauseMode.IN_PLACE
@@ -177,8 +131,6 @@ class SglangEngine:
             # SGLang also answers 400 if it has updated its weights and only could not flush its cache. The label that
             # it reports afterwards decides.
             refusal = error
-        finally:
-            self._interim_key = before
         served = (await self._model_info()).weight_version
         if served != label:
             reason = refusal.message if refusal is not None else f"it serves {served!r} afterwards"
@@ -242,29 +194,26 @@ class SglangEngine:
             await self._read_server_info()
         return bool(self._draws_by_seed)
 
+    async def _known_grammar_backend(self) -> str:
+        if self._grammar_backend is None:
+            await self._read_server_info()
+        return self._grammar_backend or "none"
+
     async def _read_server_info(self) -> None:
         server = await self._read("/server_info", ServerInfo)
         self._grammar_backend = server.grammar_backend or "none"
         self._draws_by_seed = server.enable_deterministic_inference
         self._takes_adapters = server.adapters_from_disk
         self._names_adapters = bool(server.enable_lora)
+        self._generations.shares_prefixes = not server.whole_prompts
         self._max_running = server.max_running
         self._context_length = server.context_length
         self._max_adapters = server.max_loaded_loras
 
     async def _model_info(self) -> ModelInfo:
         model = await self._read("/model_info", ModelInfo)
-        if model.weight_version != self._label:
-            self._choose_prefix_key(model.weight_version)
+        self._keys.served(model.weight_version)
         return model
-
-    def _choose_prefix_key(self, label: str) -> None:
-        # Until this proxy reads a new label, its calls carry the key of the previous one: if the engine has restarted
-        # with its base model, or another proxy has loaded weights, they computed prefixes with other weights under
-        # that key. Loading the previous version again does not flush them, so its label gets a new key.
-        self._prefix_key = f"{label}-{uuid.uuid4().hex}" if label in self._past_labels else label
-        self._past_labels.put(label, True)
-        self._label = label
 
     async def _read(self, path: str, kind: type[_Info]) -> _Info:
         with await self._control_calls.request("GET", path) as reply:
@@ -296,11 +245,13 @@ class SglangEngine:
         self._control_calls.restore()
 
     async def aclose(self) -> None:
-        if self._aborts:
-            await asyncio.wait(self._aborts, timeout=_ABORT_SECONDS)
+        await self._generations.aclose()
         await self._calls.aclose()
         await self._control_calls.aclose()
         await self._pings.aclose()
+
+    async def _send_abort(self, engine_id: str) -> None:
+        await self._control("/abort_request", {"rid": engine_id}, seconds=_ABORT_SECONDS)
 
     async def _control(self, path: str, body: dict[str, Any], seconds: float = _CONTROL_SECONDS) -> None:
         request = self._control_calls.request("POST", path, msgspec.json.encode(body), silence_seconds=seconds)

@@ -25,6 +25,8 @@ from tests.engines.tiny_model import make_model
 
 SGLANG_TIMEOUT = 400
 STOP_SECONDS = 30
+CHUNK = 64
+"""Tokens of a prompt that SGLang computes at once: so few that a swap comes in the middle of long prompts."""
 NOBODY = "http://127.0.0.1:9"
 """An address where nothing listens: systems do not assign this port."""
 ADAPTERS = AdapterBounds(loaded=4, rank=8)
@@ -131,7 +133,14 @@ def plan_of(kind: str, model: Path) -> LaunchPlan:
     if kind == "embedded":
         return embedded_plan(model=str(model), port=port, weight_label="a", adapters=ADAPTERS)
     try:
-        return sglang_cpu_plan(model=str(model), port=port, venv=sglang_venv(), weight_label="a", adapters=ADAPTERS)
+        return sglang_cpu_plan(
+            model=str(model),
+            port=port,
+            venv=sglang_venv(),
+            weight_label="a",
+            adapters=ADAPTERS,
+            flags=(f"--chunked-prefill-size={CHUNK}",),
+        )
     except ConfigurationError as error:
         if os.environ.get("BASE_RL_REQUIRE_SGLANG") == "1":
             raise

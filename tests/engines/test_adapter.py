@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -338,30 +339,66 @@ async def test_an_engine_without_a_grammar_back_end_gets_no_constrained_request(
         assert "/generate" not in paths
 
 
-async def test_a_label_that_comes_back_after_a_restart_has_a_prefix_key_of_its_own() -> None:
-    labels = iter(["v4", "v5", "v5", "base", "v5"])
+@asynccontextmanager
+async def engine_with_labels(
+    reported: Iterator[str], served: Iterator[str]
+) -> AsyncIterator[tuple[SglangEngine, list[str], list[str]]]:
+    """Yield an adapter of an engine with a prefix cache, with the keys and the ids of the requests that it sends.
+
+    `reported` are the labels that `/model_info` names, `served` those of the first tokens.
+    """
     keys: list[str] = []
+    ids: list[str] = []
 
     async def model_info(_: Request) -> Response:
-        return JSONResponse({"model_path": "m", "weight_version": next(labels)})
+        return JSONResponse({"model_path": "m", "weight_version": next(reported)})
 
     async def generate(request: Request) -> Response:
-        keys.append((await request.json())["extra_key"])
-        return JSONResponse(reply([7], 1, {"type": "length", "length": 1}))
-
-    async def server_info(_: Request) -> Response:
-        return JSONResponse({})
+        body = await request.json()
+        keys.append(body["extra_key"])
+        ids.append(body["rid"])
+        answer = reply([7], 1, {"type": "length", "length": 1}, weight_version=next(served))
+        return Response(b"data: " + msgspec.json.encode(answer) + b"\n\ndata: [DONE]\n\n")
 
     routes = [
         Route("/model_info", model_info),
-        Route("/server_info", server_info),
+        Route("/server_info", lambda _: JSONResponse({})),
         Route("/generate", generate, methods=["POST"]),
+        Route("/abort_request", lambda _: Response(), methods=["POST"]),
     ]
     async with listening(Starlette(routes=routes)) as url:
         engine = SglangEngine(url, EngineSettings(url=url))
+        yield engine, keys, ids
+        await engine.aclose()
+
+
+async def test_a_label_that_may_have_been_served_before_has_a_prefix_key_of_its_own() -> None:
+    labels = ["v4", "v5", "v5", "base", "v5"]
+    async with engine_with_labels(iter(labels), iter(labels)) as (engine, keys, _):
         for _ in range(5):
             await engine.info()
             await collect(engine, ask(max_new_tokens=1))
-        await engine.aclose()
-    assert keys[:4] == ["v4", "v5", "v5", "base"]
+    assert keys[1:4] == ["v5", "v5", "base"]
+    assert keys[0].startswith("v4-")
     assert keys[4].startswith("v5-")
+
+
+async def test_a_first_token_of_other_weights_than_the_key_names_is_not_used() -> None:
+    """As after another proxy's swap: the prompt may continue a prefix of the weights before."""
+    async with engine_with_labels(iter(["v4", "v4", "v5"]), iter(["v5", "v5", "v5"])) as (engine, keys, ids):
+        await engine.info()
+        request = ask(max_new_tokens=1)
+        answer = await collect(engine, request)
+    assert answer.spans == (LabelSpan(label="v5", start=0, end=1),)
+    assert keys[2:] == ["v5"]
+    assert [key.partition("-")[0] for key in keys[:2]] == ["v4", "v4"]
+    assert not any(one != other and other.startswith(one) for one in ids for other in ids)
+
+
+async def test_weights_that_never_settle_end_the_request() -> None:
+    labels = (f"v{number}" for number in itertools.count())
+    async with engine_with_labels(labels, itertools.repeat("other")) as (engine, keys, _):
+        await engine.info()
+        with pytest.raises(EngineUnavailable, match="before the answer's first token"):
+            await collect(engine, ask(max_new_tokens=1))
+    assert len(keys) == 32

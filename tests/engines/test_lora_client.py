@@ -50,7 +50,7 @@ async def test_a_request_names_its_adapter_in_the_body_and_in_the_prefix_key() -
         def key(label: str | None = label) -> str | None:
             return label
 
-        body = msgspec.json.decode(await generate_body(request, grammar_backend=None, prefix_key=key))
+        body = msgspec.json.decode(await generate_body(request, engine_id="r/", grammar_backend=None, prefix_key=key))
         assert body.get("lora_path") == adapter
         keys.append(body.get("extra_key"))
     assert len(set(keys)) == len(keys)

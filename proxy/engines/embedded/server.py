@@ -181,6 +181,7 @@ class EmbeddedEngine:
             "grammar_backend": "none" if self._model.grammars is None else "llguidance",
             "enable_deterministic_inference": True,  # a seed decides the samples of its request
             "adapters_from_disk": True,
+            "whole_prompts": True,
             "enable_lora": self._limits.loaded > 0,
             "max_loaded_loras": self._limits.loaded,
             "max_lora_rank": self._limits.rank,

@@ -121,6 +121,7 @@ class ScriptedEngine:
             "grammar_backend": "none" if self._constraints is None else "llguidance",
             "enable_deterministic_inference": True,
             "adapters_from_disk": True,
+            "whole_prompts": True,
             "enable_lora": True,
             "running": len(self._state.live),
             "answers_by_rule": self._rules.used,
