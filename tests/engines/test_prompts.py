@@ -14,9 +14,9 @@ from tests.engines.conftest import Models, Reference, Server
 from tests.engines.generating import PROMPT, Answer, ask, collect
 from tests.engines.tiny_model import CONTEXT
 
-CALLERS = 8
-SWAPS = 6
-ANSWERS_PER_SWAP = 6
+CALLERS = 6
+SWAPS = 4
+ANSWERS_PER_SWAP = 4
 SHARED = (PROMPT * CONTEXT)[: CONTEXT - 48]
 TOLERANCE = 1e-3
 
