@@ -29,7 +29,7 @@ from proxy.turns.first_messages import first_message_hash
 QUESTIONS = 64
 """Number of questions of the recurring traffic; a batch asks each of them twice on average."""
 RIGHT = 0.8
-"""Share of comparisons in which the judge of shadow answers is right."""
+"""Share of comparisons of unequal answers in which the judge of shadow answers is right."""
 
 
 class Ungrouped(Calculator):
@@ -37,7 +37,7 @@ class Ungrouped(Calculator):
     recurring ones.
 
     With `share` and `samples`, that share of answers has `samples` more answers to its prompt. All of them are
-    compared in pairs, by a judge that is right in `RIGHT` of its comparisons, and by a coin if both are equal.
+    compared in pairs, by a judge that sees which are equal, and is right in `RIGHT` of its other comparisons.
     """
 
     name = "ungrouped"
@@ -112,13 +112,15 @@ def _finished(attempt: Conversation, reward: float) -> Trajectory:
 
 
 def _ranks(worths: list[float], rng: random.Random) -> list[float]:
-    """Return the share of comparisons that each answer wins, times the full marks."""
-    wins = [0] * len(worths)
+    """Return the share of comparisons that each answer wins, times the full marks; a draw is half a win."""
+    wins = [0.0] * len(worths)
     for one, other in itertools.combinations(range(len(worths)), 2):
-        better = rng.random() < 0.5 if worths[one] == worths[other] else worths[one] > worths[other]
-        if worths[one] != worths[other] and rng.random() >= RIGHT:
-            better = not better
-        wins[one if better else other] += 1
+        if worths[one] == worths[other]:
+            wins[one] += 0.5
+            wins[other] += 0.5
+            continue
+        is_right = rng.random() < RIGHT
+        wins[one if (worths[one] > worths[other]) is is_right else other] += 1
     return [FULL_MARKS * won / (len(worths) - 1) for won in wins]
 
 

@@ -121,6 +121,8 @@ def _asked(turns: Sequence[TurnView]) -> list[Asked]:
 
 
 def _branch(number: int, turn: TurnView, parent: tuple[int, TurnView] | None) -> str | None:
+    if turn.state == TurnState.SHADOW:
+        return "another answer to the same prompt"
     if parent is None:
         return "a conversation of its own" if number > 1 else None
     parent_number, parent_turn = parent

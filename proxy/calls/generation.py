@@ -74,6 +74,8 @@ class Generation:
         self.abandoned = False
         self.answer: Answer | None = None
         """The answer once it is recorded. None for a generation that failed."""
+        self.is_complete = False
+        """Whether every choice is recorded as complete."""
         self._captures = tuple(captures)
         self._place = place
         self._share = share
@@ -174,6 +176,7 @@ class Generation:
             for capture in self._captures:
                 self._show(capture.flush())
             self.answer = await self._record(tuple(zip(self._captures, states, strict=True)))
+            self.is_complete = all(state is TurnState.COMPLETE for state in states)
             return self.answer
         except BaseRlError:
             # Before the client sees the error: a session that the call opened must be gone by then.

@@ -19,6 +19,10 @@ class TurnObserver(Protocol):
         `dialect` is the name of the wire format."""
         ...
 
+    def shadow_dropped(self, *, reason: str) -> None:
+        """Count a shadow answer that was not recorded."""
+        ...
+
     def call_unrecorded(self, *, reason: str, dialect: str) -> None:
         """Count a call that was answered although its turns are not in the store."""
         ...

@@ -13,6 +13,7 @@ from proxy.calls.conversation import KnownMessages, RememberedMessages
 from proxy.calls.models import ModelCatalog
 from proxy.calls.remembered import Remembered
 from proxy.contract.identifiers import TurnId
+from proxy.contract.turn import TurnState
 from proxy.turns.conversations import Conversations, RecordedTurn
 
 _TURN_ID = re.compile(r"turn_[0-9a-hjkmnp-tv-z]{26}")
@@ -42,12 +43,15 @@ class RecordedAnswers:
         self._remembered = remembered
 
     async def find(self, principal: Principal, turn_id: str) -> RecordedTurn | None:
-        """Find a turn in the key's scope. None also for a turn that was requested with `store` false."""
+        """Find a turn in the key's scope. None also for a turn that was requested with `store` false, and for a
+        shadow answer."""
         # Any text may come as an id; what cannot be one does not reach the store.
         if _TURN_ID.fullmatch(turn_id) is None:
             return None
         turn = await self._conversations.turn(turn_id)
         if turn is None or not has_right(principal, Right.CALL) or turn.request.get("store") is False:
+            return None
+        if turn.state is TurnState.SHADOW:
             return None
         run = await self._models.run(turn.run_id)
         return turn if covers_session(principal, run, turn.session_id) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -13,13 +14,14 @@ from proxy.calls.models import ServedModel
 from proxy.calls.observer import TurnObserver
 from proxy.calls.runtime import ModelRuntime
 from proxy.clock import Clock
+from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import Turn, TurnState
 from proxy.errors import Conflict, StoreUnavailable
 from proxy.limits.service import Admission
 from proxy.sessions.growing import LonePrompt
 from proxy.sessions.identification import SessionContext
 from proxy.sessions.service import SessionService
-from proxy.tokens.canonical import extend_hash, without_thought
+from proxy.tokens.canonical import HASH_BYTES, extend_hash, without_thought
 from proxy.turns.service import TrajectoryStore, TurnRecord
 
 
@@ -68,6 +70,15 @@ class TurnRecorder:
         answer = choices[0].answer if len(choices) == 1 else _whole_answer(context, choices)
         return answer if unrecorded is None else msgspec.structs.replace(answer, unrecorded=unrecorded)
 
+    async def record_shadow(self, context: CallContext, capture: Capture, *, of: TurnId) -> None:
+        """Commit a shadow answer beside the answer `of` to the same prompt."""
+        choice = _ended_choice(context, capture, TurnState.SHADOW, self._clock())
+        records = [msgspec.structs.replace(_record(context, choice), shadow_of=of)]
+        if context.runtime.redactor is not None:
+            records = await context.runtime.redactor.redacted(records)
+        await self._trajectories.record(*records)
+        self._observe(context, records[0])
+
     async def _committed(self, context: CallContext, choices: Sequence[_EndedChoice]) -> str | None:
         """Commit the turns. Return None, or the reason why an answer is given although they are not recorded."""
         unrecorded = context.unrecorded
@@ -111,13 +122,16 @@ class TurnRecorder:
                     turn_id=record.turn.id,
                     seen_open=seen_at if is_open else None,
                 )
-            if self._observer is not None:
-                self._observer.turn_finished(
-                    record.turn,
-                    attributed_by=record.attributed_by,
-                    prompt_tokens=record.prompt_token_count,
-                    dialect=context.dialect.name,
-                )
+            self._observe(context, record)
+
+    def _observe(self, context: CallContext, record: TurnRecord) -> None:
+        if self._observer is not None:
+            self._observer.turn_finished(
+                record.turn,
+                attributed_by=record.attributed_by,
+                prompt_tokens=record.prompt_token_count,
+                dialect=context.dialect.name,
+            )
 
 
 class _EndedChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +233,9 @@ def _record(context: CallContext, choice: _EndedChoice) -> TurnRecord:
 def _ending(context: CallContext, choice: _EndedChoice) -> bytes:
     """Return the conversation hash by which a call that continues this turn is recognised."""
     prompt, turn = choice.capture.plan.prompt, choice.turn
+    if turn.state is TurnState.SHADOW:
+        # No client has the answer, so that a call with the same conversation continues another turn.
+        return blake2b(b"shadow " + turn.id.encode(), digest_size=HASH_BYTES).digest()
     if not turn.output_ids:
         return prompt.request_hash
     if prompt.raw is None:
@@ -230,8 +247,10 @@ def _ending(context: CallContext, choice: _EndedChoice) -> bytes:
 
 def _settled(choice: _EndedChoice) -> bytes | None:
     """Return the conversation hash without the last message, if the next request may leave that message out."""
-    settled = choice.capture.plan.prompt.settled_hash
-    return extend_hash(settled, _reply(choice)) if settled is not None and choice.turn.output_ids else None
+    settled, turn = choice.capture.plan.prompt.settled_hash, choice.turn
+    if settled is None or not turn.output_ids or turn.state is TurnState.SHADOW:
+        return None
+    return extend_hash(settled, _reply(choice))
 
 
 def _reply(choice: _EndedChoice) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from proxy.auth.access import Principal
+from proxy.calls.asking import call_warnings, understood
 from proxy.calls.bodies import BodyReader, Parse
 from proxy.calls.bounds import HUGE_BYTES
 from proxy.calls.call import STORE_UNAVAILABLE, Caller, Dialect, ModelCall
@@ -35,7 +36,7 @@ from proxy.calls.recording import CallContext, TurnRecorder, stream_head
 from proxy.calls.remembered import Remembered
 from proxy.calls.replay import Replayed, ReplayIndex, RequestMarks
 from proxy.calls.runtime import LoadTemplate, ModelRuntime, RunModel, Runtimes
-from proxy.calls.sampling import changes
+from proxy.calls.shadows import ShadowAnswers
 from proxy.clock import Clock
 from proxy.engines.fair_queue import FairShare
 from proxy.engines.faults import EngineFaults
@@ -57,7 +58,6 @@ from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import TrajectoryStore
 
 _TEXT_CALLS = "tool calls stay text: the model's chat template writes none that is known (run.tool_parser)"
-_ENDED = "the session has ended: this call is recorded in it and not trained"
 _UNUSED_SEED = "seed has no effect: the engine draws by seeds only with --enable-deterministic-inference"
 
 
@@ -117,6 +117,14 @@ class CallService:
         self._replays = ReplayIndex(clock, trajectories)
         self._recorder = TurnRecorder(
             trajectories, sessions, clock, observer, serves_unrecorded=self._serves_unrecorded
+        )
+        self._shadows = ShadowAnswers(
+            swaps=swaps,
+            recorder=self._recorder,
+            limits=limits,
+            clock=clock,
+            faults=self._faults,
+            observer=observer,
         )
 
     async def model_of(self, principal: Principal, body: bytes = b"") -> RunModel:
@@ -201,6 +209,7 @@ class CallService:
     def forget(self, session_ids: Collection[str]) -> None:
         """Forget the answers of erased sessions, and abort what still generates in them."""
         self._replays.forget(session_ids)
+        self._shadows.forget(session_ids)
         for generation in self.running:
             if generation.head.session_id in session_ids:
                 generation.abandon()
@@ -212,6 +221,7 @@ class CallService:
 
     async def aclose(self) -> None:
         """End everything that still generates, and record each turn with the tokens it has."""
+        await self._shadows.aclose()
         running = list(self.running)
         for generation in running:
             generation.abandon()
@@ -278,8 +288,8 @@ class CallService:
     ) -> tuple[PromisedAnswer | None, ReadConversation | ReadPrompts]:
         """Return the form that the answer must have, and the conversation or the prompts that it is to continue."""
         if call.is_large:
-            return await self._workers.run(partial(_understood, call, runtime))
-        return _understood(call, runtime)
+            return await self._workers.run(partial(understood, call, runtime))
+        return understood(call, runtime)
 
     async def _admit(
         self, new: _NewCall, hints: SessionHints, admission: Admission | None
@@ -334,7 +344,7 @@ class CallService:
         call, runtime, run = new.call, new.runtime, new.served.run
         planned = partial(runtime.choices.plans, call, run, context.session, prompts, promised)
         plans = await self._workers.run(planned) if call.is_large else planned()
-        context = msgspec.structs.replace(context, warnings=_warnings(call, context, plans))
+        context = msgspec.structs.replace(context, warnings=call_warnings(call, context, plans))
         head = stream_head(plans, context)
         if context.admission is not None:
             head = msgspec.structs.replace(head, standings=context.admission.standings())
@@ -353,7 +363,7 @@ class CallService:
             faults=self._faults,
             vocabulary_size=runtime.vocabulary_size,
             engine_lost=self._swaps.recheck_engine,
-            ended=partial(self._ended, context),
+            ended=partial(self._ended, context, plans),
         )
         generation.hold()  # for the request that began it, before anything else can release it
         self.running.add(generation)
@@ -369,7 +379,7 @@ class CallService:
             return False
         return self._replays.withdraw(session.id) and await self._sessions.discard(session)
 
-    def _ended(self, context: CallContext, generation: Generation) -> None:
+    def _ended(self, context: CallContext, plans: Sequence[CallPlan], generation: Generation) -> None:
         # Called once, when the generation's task is done, so that nothing of the call stays in memory.
         self._sessions.call_ended(
             context.session, recorded=generation.answer is not None and not generation.abandoned
@@ -380,21 +390,9 @@ class CallService:
             self._workers.trim_soon()
         self.running.discard(generation)
         self._replays.finished(generation)
+        if generation.is_complete:
+            self._shadows.offer(context, plans)
 
 
 def _no_other_place(_lost: EnginePlace) -> None:
     """Find no other engine."""
-
-
-def _understood(
-    call: ModelCall, runtime: ModelRuntime
-) -> tuple[PromisedAnswer | None, ReadConversation | ReadPrompts]:
-    promised = runtime.choices.promised(call)
-    return promised, runtime.raw_prompts.read(call) if call.prompts else runtime.prompts.read(call)
-
-
-def _warnings(call: ModelCall, context: CallContext, plans: Sequence[CallPlan]) -> tuple[str, ...]:
-    """Name every change of the call's sampling, each once, and say if its session has ended."""
-    run = context.served.run.settings
-    changed = [change for plan in plans[:: call.n] for change in changes(call.sampling, plan.sampling, run)]
-    return tuple(dict.fromkeys((_ENDED, *changed) if context.session.has_ended else changed))

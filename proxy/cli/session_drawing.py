@@ -12,6 +12,8 @@ from rich.text import Text
 from proxy.admin.formatting import ABSENT, ago, attribution, reward, words
 from proxy.cli.drawing import plain_table
 
+# A shadow answer is whole; other states than complete are worth a look.
+_STATES = {"complete": "", "shadow": "dim"}
 _COLOURS = {"ready": "green", "consumed": "green", "excluded": "yellow", "expired": "yellow", "stale": "yellow"}
 
 
@@ -89,7 +91,7 @@ def _turns(turns: Sequence[Mapping[str, Any]], now: float) -> Table:
     for one in turns:
         table.add_row(
             *(str(one["ordinal"]), one["id"]),
-            Text(one["state"], style="" if one["state"] == "complete" else "yellow"),
+            Text(one["state"], style=_STATES.get(one["state"], "yellow")),
             *(one["continuation"], words(one["attributed_by"]), words(one["finish_reason"])),
             *(str(one["prompt_tokens"]), str(one["output_tokens"]), ago(one["started_at"], now)),
         )

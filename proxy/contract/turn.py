@@ -35,12 +35,14 @@ class TurnState(StrEnum):
     """The result of a call.
 
     `truncated`: the client left, or the engine or the proxy ended the generation, before the client had the whole
-    answer; the tokens generated so far are recorded. `failed`: there is no answer, and nothing is trained.
+    answer; the tokens generated so far are recorded. `failed`: there is no answer, and nothing is trained. `shadow`:
+    a complete answer beside the one that the client got, which no client has seen and no conversation continues.
     """
 
     COMPLETE = "complete"
     TRUNCATED = "truncated"
     FAILED = "failed"
+    SHADOW = "shadow"
 
 
 def cut_of(finish_reason: FinishReason | None, state: TurnState) -> Cut | None:

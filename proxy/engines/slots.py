@@ -9,6 +9,7 @@ import time
 from proxy.clock import Clock
 from proxy.engines.activity import EngineActivity
 from proxy.engines.fair_queue import FairQueue, FairShare
+from proxy.engines.spare import SpareCapacity, SpareSlot
 
 # Generations that the engine is given beyond those that it runs, as a share of these. It begins the next one as soon
 # as one ends, instead of waiting for the proxy. The engine serves them in the order in which they came, whatever
@@ -29,6 +30,7 @@ class EngineSlots:
         self._activity = activity
         self._elapsed = elapsed
         self._queue: FairQueue[asyncio.Future[float]] = FairQueue()
+        self._spare = SpareCapacity()
 
     @property
     def count(self) -> int:
@@ -50,10 +52,22 @@ class EngineSlots:
         if wanted != self._count:
             self._count = max(1, wanted)
             self._grant()
+            self._changed()
 
     def slot(self, share: FairShare) -> Slot:
         """Return a context manager that waits for a slot and holds it."""
         return Slot(self, share)
+
+    def spare(self, busy_share: float) -> SpareSlot:
+        """Return a context manager for a generation that nobody waits for (`engines.spare`).
+
+        It begins only while calls hold at most `busy_share` of the slots and none waits, and is ended by TimeoutError
+        when they hold more.
+        """
+        return SpareSlot(self._spare, self._activity, busy_share, self._changed)
+
+    def _changed(self) -> None:
+        self._spare.adjust(taken=self._taken, count=self._count, calls_wait=bool(self._queue))
 
     async def _wait(self, share: FairShare) -> float:
         """Wait for a slot; return the run's charge for it."""
@@ -73,6 +87,8 @@ class EngineSlots:
         self._taken -= 1
         if self._queue:
             self._grant()
+        if self._spare:
+            self._changed()
 
     def _grant(self) -> None:
         """Give the free slots to the generations that wait."""
@@ -101,6 +117,8 @@ class Slot:
             self._charge = slots._queue.start(self._share)
         else:
             self._charge = await slots._wait(self._share)
+        if slots._spare:
+            slots._changed()
         slots._activity.begin()
         self._since = slots._elapsed()
 

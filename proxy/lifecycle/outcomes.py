@@ -116,6 +116,8 @@ def untrained_turns(
             found[turn_id] = "it was abandoned: the agent left before it had this answer, and continued without it"
         elif turn.is_greedy:
             found[turn_id] = "it was drawn greedily, so there was no choice to learn from"
+        elif masked and turn_id in masked and turn.place.state is TurnState.SHADOW:
+            found[turn_id] = "it is a shadow answer, and has no reward of its own"
         elif masked and turn_id in masked:
             found[turn_id] = _MASKED.get(masked[turn_id], f"the trainer left it out ({masked[turn_id]})")
     return found

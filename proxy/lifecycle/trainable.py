@@ -43,6 +43,7 @@ _TEACHES = exists().where(
     TurnRow.session_id == SessionRow.id,
     or_(
         TurnRow.state == TurnState.COMPLETE.value,
+        TurnRow.state == TurnState.SHADOW.value,
         and_(TurnRow.state == TurnState.TRUNCATED.value, _IS_CONTINUED),
     ),
     func.length(TurnRow.output_logprobs) > 0,

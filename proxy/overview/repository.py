@@ -22,6 +22,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from proxy.contract.states import ClaimState, TrainingState
 from proxy.contract.trajectory import Purpose
+from proxy.contract.turn import TurnState
 from proxy.database.prepared import unindexed
 from proxy.database.rows import AnyRow
 from proxy.database.tables import (
@@ -115,6 +116,7 @@ class OverviewRepository:
         statement = (
             select(*kinds, func.count().label("turns"))
             .join(recent, recent.c.id == TurnRow.session_id)
+            .where(TurnRow.state != TurnState.SHADOW.value)
             .group_by(*kinds)
         )
         return self._all(statement)

@@ -267,6 +267,7 @@ _OF_TURNS = Prepared(
         among(TurnRow.id, "ids"),
         TurnRow.run_id == bindparam("run"),
         TurnRow.state != TurnState.FAILED.value,
+        TurnRow.state != TurnState.SHADOW.value,
         unindexed(SessionRow.erased_at).is_(None),
     )
 )

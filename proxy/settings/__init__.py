@@ -25,6 +25,7 @@ from proxy.settings.run import (
 )
 from proxy.settings.section import ConfigurationError
 from proxy.settings.server import BootstrapSettings, RequestSettings, ServerSettings
+from proxy.settings.shadow import ShadowSettings
 from proxy.settings.texts import TextSettings
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "SamplingSettings",
     "ServerSettings",
     "Settings",
+    "ShadowSettings",
     "TextSettings",
     "UsageLimits",
     "as_environment",

@@ -16,6 +16,7 @@ from proxy.settings.limits import LimitSettings
 from proxy.settings.projects import ProjectName
 from proxy.settings.rewards import RewardNumber, RewardSettings
 from proxy.settings.section import Section
+from proxy.settings.shadow import ShadowSettings
 from proxy.settings.texts import TextSettings
 
 
@@ -79,6 +80,7 @@ class RunSettings(Section):
     """Weight per reward name in the combined reward; names not listed weigh 1."""
     rewards: RewardSettings = RewardSettings()
     texts: TextSettings = TextSettings()
+    shadow: ShadowSettings = ShadowSettings()
     judges: dict[JudgeName, JudgeSettings] = Field(default_factory=dict, max_length=20)
     """Judges by name. Each scores every session that ends, in a background job."""
     retention: RetentionSettings = RetentionSettings()

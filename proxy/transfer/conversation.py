@@ -14,7 +14,8 @@ _CONTINUES = (Continuation.EXACT, Continuation.RETEMPLATED)
 
 def messages_of(turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
     """Return the messages of the path from the first turn to the last one with an answer, that answer included."""
-    last = next((index for index in reversed(range(len(turns))) if turns[index].state is not TurnState.FAILED), None)
+    no_answers = (TurnState.FAILED, TurnState.SHADOW)
+    last = next((index for index in reversed(range(len(turns))) if turns[index].state not in no_answers), None)
     path: list[TurnRecord] = []
     while last is not None:
         path.append(turns[last])

@@ -181,6 +181,7 @@ def assemble(
     nodes: list[TrajectoryTurn] = []
     for turn in ordered:
         positions[turn.id] = len(nodes)
+        is_shadow = turn.state is TurnState.SHADOW
         nodes.append(
             TrajectoryTurn(
                 id=turn.id,
@@ -196,8 +197,9 @@ def assemble(
                 reward=turn_rewards.get(turn.id),
                 masked=turn.masked,
                 finish_reason=turn.finish_reason,
-                state=turn.state,
-                superseded=turn.id in superseded,
+                state=TurnState.COMPLETE if is_shadow else turn.state,
+                # Whatever followed in the session did not follow from a shadow answer.
+                superseded=is_shadow or turn.id in superseded,
             )
         )
     return Trajectory(

@@ -29,6 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from proxy.contract.states import SessionState, TrainingState
+from proxy.contract.turn import TurnState
 from proxy.database.prepared import NewRows, Prepared, given_rows, unindexed
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.errors import Conflict, Gone, NotFound
@@ -58,11 +59,13 @@ class _Added(NamedTuple):
 
     @classmethod
     def by(cls, session_id: str, turns: Sequence[Mapping[str, Any]]) -> _Added:
-        versions = [version for columns in turns for version, _start, _end in columns["spans"]]
+        # The client got no shadow answer: it neither keeps a session open nor makes its versions newer.
+        seen = [columns for columns in turns if columns["state"] != TurnState.SHADOW.value]
+        versions = [version for columns in seen for version, _start, _end in columns["spans"]]
         return cls(
             id=session_id,
             turns=len(turns),
-            active_at=max(columns["finished_at"] for columns in turns),
+            active_at=max(columns["finished_at"] for columns in seen) if seen else turns[0]["started_at"],
             oldest=min(versions, default=None),
             newest=max(versions, default=None),
             first_message=first_message_of(turn["messages"] for turn in turns if turn["parent_id"] is None),

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Select,
     Text,
@@ -62,10 +63,10 @@ class TurnRepository:
         return longest
 
     def latest(self, session_id: str, limit: int) -> list[str]:
-        """Return the ids of the session's newest turns, newest first, without failed ones."""
+        """Return the ids of the session's newest turns, newest first, without failed ones and shadow answers."""
         statement = (
             select(TurnRow.id)
-            .where(TurnRow.session_id == session_id, TurnRow.state != TurnState.FAILED.value)
+            .where(TurnRow.session_id == session_id, goes_on())
             .order_by(TurnRow.ordinal.desc())
             .limit(limit)
         )
@@ -111,7 +112,7 @@ class TurnRepository:
                 SessionRow.run_id == run_id,
                 is_open(),
                 TurnRow.tools_hash == tools_hash,
-                TurnRow.state != TurnState.FAILED.value,
+                goes_on(),
             )
             .order_by(SessionRow.last_active_at.desc())
             .limit(limit)
@@ -137,12 +138,17 @@ class TurnRepository:
         return _TRAINABLE_TURNS.run(self._connection, {"ids": session_ids})
 
 
+def goes_on() -> ColumnElement[bool]:
+    """Return the condition that a conversation may go on from a turn: it is an answer that a client may have."""
+    return and_(TurnRow.state != TurnState.FAILED.value, TurnRow.state != TurnState.SHADOW.value)
+
+
 _BY_CONVERSATION = (
     select(TurnRow.id, TurnRow.conversation_hash, TurnRow.tools_hash)
     .where(
         TurnRow.session_id == bindparam("session"),
         TurnRow.conversation_hash.in_(bindparam("hashes", expanding=True)),
-        TurnRow.state != TurnState.FAILED.value,
+        goes_on(),
     )
     .order_by(TurnRow.ordinal)
 )

@@ -42,6 +42,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     - `prompt_ids`: the full prompt, if the caller has it.
     - `users`: pseudonyms of the users on whose behalf the call was made.
     - `path_ids`: the unredacted path of a redacted turn.
+    - `shadow_of`: the turn whose prompt a shadow answer has.
     """
 
     turn: Turn
@@ -58,6 +59,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: TokenIds | None = None
     users: tuple[bytes, ...] = ()
     path_ids: TokenIds | None = None
+    shadow_of: TurnId | None = None
 
 
 class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,20 +204,23 @@ class TrajectoryStore:
         return stored
 
     def _request(self, record: TurnRecord) -> StoredRequest:
-        """Return the parent's stored request if it is the same, else one stored with the turn itself."""
+        """Return the stored request of the parent (for a shadow answer: of the call's own answer) if it is the same,
+        else one stored with the turn itself."""
         digest = blake2b(json_bytes(record.request), digest_size=16).digest()
-        parent = self._paths.get(record.turn.parent_id) if record.turn.parent_id is not None else None
+        other = record.turn.parent_id if record.shadow_of is None else record.shadow_of
+        parent = self._paths.get(other) if other is not None else None
         if parent is not None and parent.request is not None and parent.request.digest == digest:
             return parent.request
         return StoredRequest(digest, record.turn.id)
 
     def _path(self, record: TurnRecord, request: StoredRequest) -> CachedTurn | None:
-        """Return the turn with its path for the cache; None if it failed or its parent is not in the cache.
+        """Return the turn with its path for the cache; None if no conversation goes on from it, or if its
+        parent is not in the cache.
 
         Raise BrokenTree if the turn shares more tokens than its parent has.
         """
         turn = record.turn
-        if turn.state is TurnState.FAILED:
+        if turn.state in (TurnState.FAILED, TurnState.SHADOW):
             return None
         parent: CachedTurn | None = None
         if turn.parent_id is not None:

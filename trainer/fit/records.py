@@ -295,7 +295,7 @@ def _unused(turns: Sequence[ExportedSessionTurn]) -> frozenset[str]:
 
 
 def _has_output(turn: ExportedTurn) -> bool:
-    return turn.state is not TurnState.FAILED and bool(turn.output_ids)
+    return turn.state not in (TurnState.FAILED, TurnState.SHADOW) and bool(turn.output_ids)
 
 
 def _trajectory(

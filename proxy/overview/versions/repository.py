@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import Connection, Subquery, case, func, select
 
 from proxy.contract.states import Outcome
-from proxy.contract.turn import FinishReason
+from proxy.contract.turn import FinishReason, TurnState
 from proxy.database.chunks import chunks
 from proxy.database.rows import AnyRow
 from proxy.database.tables import PolicyVersionRow, SessionRow, TurnRow
@@ -79,6 +79,7 @@ class VersionDiffRepository:
             )
             .join(TurnRow, TurnRow.session_id == SessionRow.id)
             .where(
+                TurnRow.state != TurnState.SHADOW.value,
                 SessionRow.run_id == run_id,
                 SessionRow.newest_version.in_(versions),
                 SessionRow.oldest_version == SessionRow.newest_version,

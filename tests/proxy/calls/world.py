@@ -102,6 +102,10 @@ class SeenTurns:
         self.redacted = 0
         self.dialects: list[str] = []
         self.unrecorded: list[tuple[str, str]] = []
+        self.dropped: list[str] = []
+
+    def shadow_dropped(self, *, reason: str) -> None:
+        self.dropped.append(reason)
 
     def call_unrecorded(self, *, reason: str, dialect: str) -> None:
         self.unrecorded.append((reason, dialect))

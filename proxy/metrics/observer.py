@@ -2,76 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
-from proxy.contract.turn import Turn
+from proxy.contract.turn import Turn, TurnState
+from proxy.metrics.collectors import Activity, Counts, EngineBusy, EngineFigures, EngineLoads, EngineStates, Seconds
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
-_REQUEST_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 MOST_STEP_METRICS = 128
 """Bound per step: a trainer reports about seventy metrics, and one for each version of staleness."""
 _SWAP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-
-
-class _Counts(Collector):
-    """A counter for events of every call. It needs no lock, because only the event loop counts, and formats labels
-    only when the metrics are read. The library's own counter costs ten times as much."""
-
-    def __init__(self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str]) -> None:
-        self._name, self._text, self._labelnames = name, text, labels
-        self._counts: dict[tuple[object, ...], float] = {}
-        registry.register(self)
-
-    def add(self, labels: tuple[object, ...], amount: float = 1) -> None:
-        self._counts[labels] = self._counts.get(labels, 0) + amount
-
-    def describe(self) -> Iterable[Metric]:
-        yield CounterMetricFamily(self._name, self._text, labels=self._labelnames)
-
-    def collect(self) -> Iterable[Metric]:
-        family = CounterMetricFamily(self._name, self._text, labels=self._labelnames)
-        for labels, count in self._counts.items():
-            family.add_metric([str(value) for value in labels], count)
-        yield family
-
-
-class _Seconds(Collector):
-    """A histogram over `_REQUEST_SECONDS`, for the event loop alone like `_Counts`."""
-
-    def __init__(self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str]) -> None:
-        self._name, self._text, self._labelnames = name, text, labels
-        self._observed: dict[tuple[object, ...], tuple[list[int], list[float]]] = {}
-        registry.register(self)
-
-    def add(self, labels: tuple[object, ...], seconds: float) -> None:
-        observed = self._observed.get(labels)
-        if observed is None:
-            observed = self._observed[labels] = ([0] * (len(_REQUEST_SECONDS) + 1), [0.0])
-        counts, total = observed
-        counts[bisect_left(_REQUEST_SECONDS, seconds)] += 1
-        total[0] += seconds
-
-    def describe(self) -> Iterable[Metric]:
-        yield HistogramMetricFamily(self._name, self._text, labels=self._labelnames)
-
-    def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labelnames)
-        bounds = [*map(floatToGoString, _REQUEST_SECONDS), "+Inf"]
-        for labels, (counts, total) in self._observed.items():
-            buckets = list(zip(bounds, accumulate(counts), strict=True))
-            family.add_metric([str(value) for value in labels], buckets, total[0])
-        yield family
 
 
 class LastStep(NamedTuple):
@@ -94,155 +39,64 @@ class Stored:
     oldest_jobs: Mapping[str, float] = field(default_factory=dict)
 
 
-class Activity(Protocol):
-    """The part of the count of generations at the engine that the metrics read."""
-
-    @property
-    def generations(self) -> int: ...
-
-    @property
-    def busy_seconds(self) -> float: ...
-
-
-class _EngineBusy(Collector):
-    """Engine activity, read when the metrics are rendered instead of being counted twice."""
-
-    def __init__(self, registry: CollectorRegistry, activity: Activity) -> None:
-        self._activity = activity
-        self._labelnames: tuple[str, ...] = ()
-        registry.register(self)
-
-    def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily(
-            "base_rl_engine_generations",
-            "Generations that this proxy has at the engine now.",
-            value=self._activity.generations,
-        )
-        yield CounterMetricFamily(
-            "base_rl_engine_busy_seconds",
-            "Seconds in which this proxy had a generation at the engine.",
-            value=self._activity.busy_seconds,
-        )
-
-    def describe(self) -> Iterable[Metric]:
-        return self.collect()
-
-
-class EngineFigures(Protocol):
-    """The part of the view of an engine that the metrics read."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def calls(self) -> int: ...
-
-    @property
-    def outstanding_tokens(self) -> int: ...
-
-
-_EngineViews = Callable[[], Sequence[EngineFigures]]
-
-
-class _EngineStates(Collector):
-    """The states of the engines, read when the metrics are rendered."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.views: _EngineViews = tuple
-        self._labelnames = ("engine", "state")
-        registry.register(self)
-
-    def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily("base_rl_engine_state", "1 for the engine's state.", labels=self._labelnames)
-        for view in self.views():
-            family.add_metric([view.name, view.state], 1)
-        yield family
-
-    def describe(self) -> Iterable[Metric]:
-        return self.collect()
-
-
-class _EngineLoads(Collector):
-    """The load of each engine, read when the metrics are rendered."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.views: _EngineViews = tuple
-        self._labelnames = ("engine",)
-        registry.register(self)
-
-    def collect(self) -> Iterable[Metric]:
-        calls = GaugeMetricFamily(
-            "base_rl_engine_calls", "Calls of all proxies under way at the engine.", labels=self._labelnames
-        )
-        tokens = GaugeMetricFamily(
-            "base_rl_engine_outstanding_tokens",
-            "Prompts and allowed new tokens of these calls.",
-            labels=self._labelnames,
-        )
-        for view in self.views():
-            calls.add_metric([view.name], view.calls)
-            tokens.add_metric([view.name], view.outstanding_tokens)
-        return (calls, tokens)
-
-    def describe(self) -> Iterable[Metric]:
-        return self.collect()
-
-
 class Metrics:
     """Observer of requests, turns, sessions, limits, rewards and swaps. Its methods neither raise nor wait."""
 
     def __init__(self, activity: Activity | None = None) -> None:
         self.registry = CollectorRegistry()
-        self._engine_states = _EngineStates(self.registry)
-        self._engine_loads = _EngineLoads(self.registry)
+        self._engine_states = EngineStates(self.registry)
+        self._engine_loads = EngineLoads(self.registry)
         if activity is not None:
-            _EngineBusy(self.registry, activity)
-        self._requests = _Counts(
+            EngineBusy(self.registry, activity)
+        self._requests = Counts(
             self.registry, "base_rl_requests", "HTTP requests answered.", ("method", "route", "status")
         )
-        self._request_seconds = _Seconds(
+        self._request_seconds = Seconds(
             self.registry, "base_rl_request_seconds", "From the first byte in to the last byte out.", ("route",)
         )
-        self._turns = _Counts(
+        self._turns = Counts(
             self.registry,
             "base_rl_turns",
             "Recorded model calls.",
             ("continuation", "attributed_by", "state", "dialect"),
         )
-        self._unrecorded = _Counts(
+        self._unrecorded = Counts(
             self.registry,
             "base_rl_calls_unrecorded",
             "Model calls that were answered and are not in the store (database.when_unavailable).",
             ("reason", "dialect"),
         )
-        self._sessions_opened = _Counts(
+        self._shadows_dropped = Counts(
+            self.registry,
+            "base_rl_shadow_answers_dropped",
+            "Shadow answers that were not recorded, by the reason.",
+            ("reason",),
+        )
+        self._sessions_opened = Counts(
             self.registry, "base_rl_sessions_opened", "Sessions opened.", ("attributed_by",)
         )
-        self._attempts_repeated = _Counts(
+        self._attempts_repeated = Counts(
             self.registry,
             "base_rl_attempts_repeated",
             "Sessions opened as the second or a later attempt of a name.",
             ("attributed_by",),
         )
-        self._limited = _Counts(
+        self._limited = Counts(
             self.registry,
             "base_rl_rate_limited_calls",
             "Calls that were refused for a limit of their run (run.limits).",
             ("limit", "run"),
         )
-        self._connections_refused = _Counts(
+        self._connections_refused = Counts(
             self.registry,
             "base_rl_connections_refused",
             "Connections and requests that ended at a bound of the server before they reached an endpoint.",
             ("reason",),
         )
-        self._first_token_seconds = _Seconds(
+        self._first_token_seconds = Seconds(
             self.registry, "base_rl_first_token_seconds", "From a call's arrival to its first token.", ()
         )
-        self._tokens = _Counts(
+        self._tokens = Counts(
             self.registry,
             "base_rl_tokens",
             "Tokens of recorded turns: output, prompt in all, and the part of the prompt reused from earlier turns.",
@@ -305,7 +159,7 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
-        self._job_seconds = _Seconds(
+        self._job_seconds = Seconds(
             self.registry,
             "base_rl_job_seconds",
             "Attempts at background jobs, by how they ended.",
@@ -326,8 +180,12 @@ class Metrics:
         self._tokens.add(("prompt",), prompt_tokens)
         self._tokens.add(("reused",), turn.prefix_tokens)
         self._tokens.add(("output",), len(turn.output_ids))
-        if turn.first_token_at is not None:
+        # A shadow answer begins long after the call.
+        if turn.first_token_at is not None and turn.state is not TurnState.SHADOW:
             self._first_token_seconds.add((), max(0.0, turn.first_token_at - turn.started_at))
+
+    def shadow_dropped(self, *, reason: str) -> None:
+        self._shadows_dropped.add((reason,))
 
     def call_unrecorded(self, *, reason: str, dialect: str) -> None:
         self._unrecorded.add((reason, dialect))

@@ -1,0 +1,224 @@
+"""Shadow answers: further answers to a prompt, in the spare capacity of engines, which its client does not see.
+
+They begin once the call's own answer is recorded, and end when calls need the engine (`engines.spare`). Each is
+recorded as a turn with the prompt of that answer, or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing, suppress
+from hashlib import blake2b
+from typing import cast
+
+import msgspec
+
+from proxy.calls.capture import CallPlan, Capture
+from proxy.calls.models import ServingVersions
+from proxy.calls.observer import TurnObserver
+from proxy.calls.recording import CallContext, TurnRecorder
+from proxy.calls.sampling import for_choice
+from proxy.clock import Clock
+from proxy.contract.identifiers import TurnId, new_turn_id
+from proxy.contract.trajectory import Purpose
+from proxy.engines.faults import EngineFaults
+from proxy.engines.place import EnginePlace
+from proxy.engines.protocol import EngineChunk, EngineFinish, GenerateRequest
+from proxy.errors import BaseRlError, InvalidEngineReply, RateLimited
+from proxy.limits.service import RunLimits
+from proxy.log import logger
+from proxy.runs.service import RunView
+from proxy.settings import ShadowSettings
+
+# Each holds its prompt in memory while it waits.
+_MOST_WAITING = 256
+# How often an engine is asked again whether other proxies' calls, of which reports are seconds old, have ended.
+_ELSEWHERE_SECONDS = 1.0
+
+_LOG = logger(__name__)
+
+
+class _Dropped(Exception):
+    """The shadow answer is not recorded. The argument is the reason, a label of the metrics."""
+
+
+class ShadowAnswers:
+    """The shadow answers that this process generates. Nothing waits for them."""
+
+    def __init__(
+        self,
+        *,
+        swaps: ServingVersions,
+        recorder: TurnRecorder,
+        limits: RunLimits | None,
+        clock: Clock,
+        faults: EngineFaults,
+        observer: TurnObserver | None,
+    ) -> None:
+        self._swaps = swaps
+        self._recorder = recorder
+        self._limits = limits
+        self._clock = clock
+        self._faults = faults
+        self._observer = observer
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        """Session ids by task."""
+
+    def offer(self, context: CallContext, plans: Collection[CallPlan]) -> None:
+        """Begin the shadow answers of a call whose own answer has been recorded, if it is to have any."""
+        settings = context.served.run.settings.shadow
+        # Several choices, or several prompts, have siblings or no single prompt.
+        if not settings.share or len(plans) != 1:
+            return
+        (plan,) = plans
+        if not is_drawn(plan.turn_id, settings.share) or not _teaches(context, plan):
+            return
+        for number in range(1, settings.samples + 1):
+            if len(self._tasks) >= _MOST_WAITING:
+                self._drop("full")
+                continue
+            task = asyncio.create_task(self._answer(context, plan, number), name=f"shadow of {plan.turn_id}")
+            self._tasks[task] = plan.session_id
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    def forget(self, session_ids: Collection[str]) -> None:
+        """Drop the shadow answers of erased sessions."""
+        for task, session_id in list(self._tasks.items()):
+            if session_id in session_ids:
+                task.cancel()
+
+    async def aclose(self) -> None:
+        """Drop all shadow answers."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, context: CallContext, real: CallPlan, number: int) -> None:
+        run = context.served.run
+        try:
+            async with asyncio.timeout(run.settings.shadow.wait_seconds):
+                await self._admit(run)
+                capture = await self._generated(context, real, number)
+            await self._recorder.record_shadow(context, capture, of=real.turn_id)
+        except TimeoutError:
+            self._drop("late")
+        except _Dropped as dropped:
+            self._drop(str(dropped))
+        except RateLimited:
+            self._drop("limited")
+        except asyncio.CancelledError:
+            self._drop("ended")
+            raise
+        except BaseRlError as error:
+            _LOG.info("a shadow answer failed", turn=real.turn_id, error=error.message)
+            self._drop("failed")
+        except Exception:  # noqa: BLE001  (nobody waits for this task: the error would be seen nowhere)
+            _LOG.exception("a shadow answer failed", turn=real.turn_id)
+            self._drop("failed")
+        else:
+            if self._limits is not None and run.settings.limits.bound_calls:
+                self._limits.used(run, len(real.prompt.plan.input_ids) + capture.token_count)
+
+    async def _admit(self, run: RunView) -> None:
+        """Count the shadow answer in the run's limits. Raise RateLimited, or _Dropped if agents have used half of one
+        already: what shadow answers use must not be missing for them."""
+        if self._limits is None or not run.settings.limits.bound_calls:
+            return
+        if any(standing.left * 2 < standing.limit for standing in self._limits.standings(run)):
+            raise _Dropped("limited")
+        await self._limits.begin_call(run)
+
+    async def _generated(self, context: CallContext, real: CallPlan, number: int) -> Capture:
+        """Return the whole answer. It begins again, with no tokens, whenever calls have needed the engine."""
+        runtime, settings = context.runtime, context.served.run.settings.shadow
+        while True:
+            place = self._swaps.find_place(context.served.run.id, context.session.id)
+            if place is None:
+                raise _Dropped("unserved")
+            if await _others_use(place, settings):
+                continue
+            plan = msgspec.structs.replace(
+                real, turn_id=new_turn_id(), choice=0, sampling=for_choice(real.sampling, number)
+            )
+            capture = Capture(plan, runtime.decoder, runtime.choices.read_as(plan.call))
+            try:
+                await self._generate(place, capture, runtime.vocabulary_size, settings.busy_share)
+            except InvalidEngineReply as error:
+                self._faults.note(place.engine.name, error.reason)
+                raise
+            except _Revoked:
+                continue
+            if capture.finish is None or (capture.finish is EngineFinish.ABORT and not capture.satisfied):
+                raise _Dropped("aborted")
+            capture.flush()
+            return capture
+
+    async def _generate(self, place: EnginePlace, capture: Capture, vocabulary_size: int, busy_share: float) -> None:
+        """Generate in spare capacity. Raise _Revoked if calls need the engine."""
+        plan = capture.plan
+        request = GenerateRequest(
+            request_id=plan.turn_id,
+            input_ids=plan.prompt.plan.input_ids,
+            sampling=plan.sampling,
+            stream=plan.watched,
+            vocabulary_size=vocabulary_size,
+            adapter=place.adapter,
+        )
+        slot = place.load.slots.spare(busy_share)
+        outstanding = len(request.input_ids) + plan.sampling.max_new_tokens
+        satisfied = False
+        try:
+            async with slot:
+                place.begin(outstanding)
+                try:
+                    generated = cast("AsyncGenerator[EngineChunk, None]", place.engine.generate(request))
+                    async with aclosing(generated) as chunks:
+                        async for chunk in chunks:
+                            capture.feed(place.labelled(chunk), self._clock())
+                            if plan.watched and capture.satisfied and not satisfied and capture.finish is None:
+                                satisfied = True
+                                with suppress(BaseRlError):  # without the abort, it ends at its bound
+                                    await place.engine.abort(plan.turn_id)
+                finally:
+                    place.end(outstanding)
+        except TimeoutError as error:
+            if slot.revoked:
+                raise _Revoked from error
+            raise
+
+    def _drop(self, reason: str) -> None:
+        if self._observer is not None:
+            self._observer.shadow_dropped(reason=reason)
+
+
+class _Revoked(Exception):
+    """Calls need the engine."""
+
+
+def is_drawn(turn_id: TurnId, share: float) -> bool:
+    """Return whether a call is among the share that gets shadow answers. It depends on nothing but its id."""
+    drawn = int.from_bytes(blake2b(turn_id.encode(), digest_size=8).digest())
+    return drawn < share * 2**64
+
+
+def _teaches(context: CallContext, plan: CallPlan) -> bool:
+    """Return whether the trainer may learn from other answers to the call's prompt."""
+    session = context.session
+    return (
+        context.unrecorded is None
+        and session.purpose is Purpose.TRAIN
+        and not session.has_ended
+        and not context.served.is_older
+        and not plan.sampling.is_greedy
+        and plan.call.body.get("store") is not False
+    )
+
+
+async def _others_use(place: EnginePlace, settings: ShadowSettings) -> bool:
+    """Return whether other proxies' calls are at an engine that has to be without calls, after a wait if so."""
+    if settings.busy_share or not place.load.tokens_elsewhere:
+        return False
+    await asyncio.sleep(_ELSEWHERE_SECONDS)
+    return True
