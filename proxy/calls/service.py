@@ -121,7 +121,6 @@ class CallService:
         self._shadows = ShadowAnswers(
             swaps=swaps,
             recorder=self._recorder,
-            limits=limits,
             clock=clock,
             faults=self._faults,
             observer=observer,

@@ -26,9 +26,8 @@ from proxy.engines.faults import EngineFaults
 from proxy.engines.place import EnginePlace
 from proxy.engines.protocol import EngineChunk, EngineFinish, GenerateRequest
 from proxy.errors import BaseRlError, InvalidEngineReply, RateLimited
-from proxy.limits.service import RunLimits
+from proxy.limits.service import Admission
 from proxy.log import logger
-from proxy.runs.service import RunView
 from proxy.settings import ShadowSettings
 
 # Each holds its prompt in memory while it waits.
@@ -51,14 +50,12 @@ class ShadowAnswers:
         *,
         swaps: ServingVersions,
         recorder: TurnRecorder,
-        limits: RunLimits | None,
         clock: Clock,
         faults: EngineFaults,
         observer: TurnObserver | None,
     ) -> None:
         self._swaps = swaps
         self._recorder = recorder
-        self._limits = limits
         self._clock = clock
         self._faults = faults
         self._observer = observer
@@ -97,9 +94,11 @@ class ShadowAnswers:
 
     async def _answer(self, context: CallContext, real: CallPlan, number: int) -> None:
         run = context.served.run
+        admission = None if context.admission is None else context.admission.again()
         try:
             async with asyncio.timeout(run.settings.shadow.wait_seconds):
-                await self._admit(run)
+                if admission is not None:
+                    await _admit(admission)
                 capture = await self._generated(context, real, number)
             await self._recorder.record_shadow(context, capture, of=real.turn_id)
         except TimeoutError:
@@ -118,17 +117,8 @@ class ShadowAnswers:
             _LOG.exception("a shadow answer failed", turn=real.turn_id)
             self._drop("failed")
         else:
-            if self._limits is not None and run.settings.limits.bound_calls:
-                self._limits.used(run, len(real.prompt.plan.input_ids) + capture.token_count)
-
-    async def _admit(self, run: RunView) -> None:
-        """Count the shadow answer in the run's limits. Raise RateLimited, or _Dropped if agents have used half of one
-        already: what shadow answers use must not be missing for them."""
-        if self._limits is None or not run.settings.limits.bound_calls:
-            return
-        if any(standing.left * 2 < standing.limit for standing in self._limits.standings(run)):
-            raise _Dropped("limited")
-        await self._limits.begin_call(run)
+            if admission is not None:
+                admission.used(len(real.prompt.plan.input_ids) + capture.token_count)
 
     async def _generated(self, context: CallContext, real: CallPlan, number: int) -> Capture:
         """Return the whole answer. It begins again, with no tokens, whenever calls have needed the engine."""
@@ -214,6 +204,14 @@ def _teaches(context: CallContext, plan: CallPlan) -> bool:
         and not plan.sampling.is_greedy
         and plan.call.body.get("store") is not False
     )
+
+
+async def _admit(admission: Admission) -> None:
+    """Count a shadow answer in the limits. Raise RateLimited, or _Dropped if agents have used half of one already:
+    what shadow answers use must not be missing for them."""
+    if any(standing.left * 2 < standing.limit for standing in admission.standings()):
+        raise _Dropped("limited")
+    await admission.to_begin()
 
 
 async def _others_use(place: EnginePlace, settings: ShadowSettings) -> bool:

@@ -58,6 +58,10 @@ class Admission:
         self._subjects = subjects
         self._is_granted = False
 
+    def again(self) -> Admission:
+        """Return the admission of another generation that the same limits bind."""
+        return Admission(self._limits, self._run, self._subjects)
+
     async def to_open(self) -> None:
         """Admit a call that opens a session. Raise RateLimited if a limit is reached."""
         if not self._is_granted:
