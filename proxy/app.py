@@ -23,6 +23,7 @@ from proxy.engines.protocol import Engine
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import StoreUnavailable
 from proxy.feedback import endpoints as feedback_endpoints
+from proxy.gates import endpoints as gate_endpoints
 from proxy.http import errors, openapi
 from proxy.http.admission import BodyAdmission, BodyBytes
 from proxy.http.boundary import RequestBoundary, RequestObserver
@@ -170,6 +171,7 @@ def create_app(
         claim_endpoints.router,
         step_endpoints.router,
         policy_endpoints.router,
+        gate_endpoints.router,
         steering_endpoints.router,
         keeping_endpoints.router,
         transfer_endpoints.router,

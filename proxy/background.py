@@ -18,6 +18,9 @@ _SWEEP_SECONDS = 2.0
 # Longest time until this process drops from memory what another proxy erased from the store.
 _ERASURES_SECONDS = 1.0
 
+# How late a version is promoted, rejected or rolled back after the last session that decides it.
+_GATES_SECONDS = 1.0
+
 # Pause before deleted runs that could not be removed, or whose process died, are removed.
 _DELETIONS_SECONDS = 15.0
 
@@ -43,6 +46,7 @@ async def start_background(services: Services, stack: AsyncExitStack) -> None:
         await services.background_jobs.sweeper.sweep()
 
     await stack.enter_async_context(_repeated("sweep", _SWEEP_SECONDS, sweep))
+    await stack.enter_async_context(_repeated("gates", _GATES_SECONDS, services.gate_keeper.tend))
     # A loop of its own: a large run takes minutes, and sweeps must not wait for it.
     await stack.enter_async_context(_repeated("deletions", _DELETIONS_SECONDS, services.run_deletion.finish_all))
     await stack.enter_async_context(_running("webhooks", services.webhook_follower.run()))

@@ -16,6 +16,9 @@ from proxy.engines.activity import EngineActivity
 from proxy.engines.faults import EngineFaults
 from proxy.engines.protocol import Engine
 from proxy.feedback.service import FeedbackService
+from proxy.gates.holds import VersionHolds
+from proxy.gates.keeper import GateKeeper
+from proxy.gates.service import GateService
 from proxy.job_kinds import job_kinds
 from proxy.jobs.service import JobService
 from proxy.jobs.setup import Jobs, build_jobs
@@ -38,6 +41,7 @@ from proxy.runs.served import ServedRuns
 from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
 from proxy.serving.admission import EngineAdmission
+from proxy.serving.canaries import CanaryCheck
 from proxy.serving.configured import engine_specs
 from proxy.serving.directory import EngineDirectory
 from proxy.serving.pool import EnginePool
@@ -82,6 +86,9 @@ class Services:
     versions: VersionService
     weight_retention: WeightRetention
     version_steering: VersionSteering
+    gates: GateService
+    gate_keeper: GateKeeper
+    version_holds: VersionHolds
     transfer: TransferService
     erasing: EraseService
     retention: RetentionService
@@ -153,11 +160,12 @@ async def build_services(
         stack=stack,
     )
     faults = EngineFaults(clock)
+    specs = engine_specs(settings)
     registry = EngineRegistry(
         database=database,
         signals=signals,
         clock=clock,
-        specs=engine_specs(settings),
+        specs=specs,
         interval_seconds=settings.engine.health_interval_seconds,
     )
     engines = EnginePool(
@@ -187,9 +195,10 @@ async def build_services(
         faults=faults,
     )
     # After the engines: a wrong address or model must end the start before anything of it is in the store.
-    run = await begin_run(settings, runs, credentials, calls.runtimes.check)
+    check = CanaryCheck(calls.runtimes.check, registry=registry, specs=specs)
+    run = await begin_run(settings, runs, credentials, check)
     await calls.runtimes.load(run)
-    await begin_other_runs(settings, runs, calls.runtimes.check)
+    await begin_other_runs(settings, runs, check)
     await feedback.apply_changed_rules()
     await registry.register()
     await engines.refresh()
@@ -226,7 +235,7 @@ async def build_services(
             runs=runs,
             signals=signals,
             clock=clock,
-            check=calls.runtimes.check,
+            check=check,
             apply_rules=feedback.apply_changed_rules,
             check_weights=inspector.check,
         ),
@@ -251,6 +260,9 @@ async def build_services(
         versions=VersionService(database=database, clock=clock, signals=signals, inspector=inspector),
         weight_retention=WeightRetention(database=database, clock=clock, signals=signals),
         version_steering=VersionSteering(database=database, clock=clock, signals=signals),
+        gates=GateService(database=database, signals=signals, clock=clock),
+        gate_keeper=GateKeeper(database=database, runs=runs, signals=signals, clock=clock),
+        version_holds=VersionHolds(database=database, signals=signals, clock=clock),
         transfer=TransferService(
             database=database, clock=clock, signals=signals, pseudonyms_of=credentials.pseudonyms_of
         ),

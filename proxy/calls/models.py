@@ -11,14 +11,27 @@ import msgspec
 from proxy.auth.access import Principal, Right, covers, has_right
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
+from proxy.contract.trajectory import Purpose
 from proxy.engines.place import EnginePlace
 from proxy.engines.protocol import Engine
-from proxy.errors import EngineUnavailable, InvalidRequest, ModelNotFound, NotFound, StoreUnavailable
+from proxy.errors import (
+    BaseRlError,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    StoreUnavailable,
+)
+from proxy.log import logger
 from proxy.runs.service import RunDirectory, RunView
+from proxy.sessions.identification import SessionContext
+from proxy.versions.release import Track
 
 # How old a run's row may be. A change of the run's settings reaches the next calls this late.
 _FRESH_SECONDS = 1.0
 
+
+_LOG = logger(__name__)
 
 # Longer numbers are no versions, and no integer of the database.
 _VERSION_DIGITS = 9
@@ -33,6 +46,10 @@ class ServingVersions(Protocol):
 
     def find_place(self, run_id: RunId, session_id: str | None = None) -> EnginePlace | None:
         """Return the engine for the session's next call; None while no engine serves the run."""
+        ...
+
+    def track(self, run_id: RunId, session_id: str, key_id: str) -> Track | None:
+        """Return the track of a session that another version than the serving one answers; None for all others."""
         ...
 
     def another_place(self, run_id: RunId, lost: EnginePlace) -> EnginePlace | None:
@@ -57,11 +74,22 @@ class ServingVersions(Protocol):
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and the version that answers: the one that serves the run now, or an older one that the call named."""
+    """A run and the version that answers: the one that serves the run now, or another one that the call named.
+
+    `is_named`: the call named the version, so it is answered by no other.
+    """
 
     run: RunView
     version: int
     is_older: bool = False
+    is_named: bool = False
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine that answers a call. `may_move`: if it is down, any engine that serves the run may answer."""
+
+    place: EnginePlace
+    may_move: bool
 
 
 class ModelCatalog:
@@ -121,19 +149,41 @@ class ModelCatalog:
         named = _named_version(run, name)
         if named is None or named == version:
             _check_name(run, name, version)
-            return ServedModel(run=run, version=version)
+            return ServedModel(run=run, version=version, is_named=named is not None)
         await self._swaps.require_version(run, named)
-        return ServedModel(run=run, version=named, is_older=True)
+        return ServedModel(run=run, version=named, is_older=True, is_named=True)
 
-    async def place(self, served: ServedModel, session_id: str) -> EnginePlace:
-        """Return the engine for the session's next call. Raise EngineUnavailable while none serves the version."""
-        run = served.run
+    async def place(self, served: ServedModel, session: SessionContext, key_id: str) -> Placement:
+        """Return the engine for the session's next call, which has the key `key_id`. Raise EngineUnavailable while
+        none serves the version."""
+        run, session_id = served.run, session.id
         if served.is_older:
-            return await self._swaps.older_place(run, served.version, session_id)
-        place = self._swaps.find_place(run.id, session_id)
-        if place is None:  # lost since the call began
+            place = await self._swaps.older_place(run, served.version, session_id)
+            return Placement(place=place, may_move=False)
+        if not served.is_named and session.purpose is Purpose.TRAIN:
+            tracked = await self._tracked(run, session_id, key_id)
+            if tracked is not None:
+                return tracked
+        found = self._swaps.find_place(run.id, session_id)
+        if found is None:  # lost since the call began
             raise self._unserved(run)
-        return place
+        return Placement(place=found, may_move=True)
+
+    async def _tracked(self, run: RunView, session_id: str, key_id: str) -> Placement | None:
+        """Return where the canary, or the version that the session is held on, answers; None if the serving version
+        does."""
+        track = self._swaps.track(run.id, session_id, key_id)
+        if track is None:
+            return None
+        try:
+            place = await self._swaps.older_place(run, track.version, session_id)
+        except BaseRlError as error:
+            if not track.is_canary:
+                raise
+            # Agents must not notice a trial, and the gate tells that no session of the canary comes.
+            _LOG.warning("canary not served", run=run.name, version=track.version, error=error.message)
+            return None
+        return Placement(place=place, may_move=track.is_canary)
 
     def _unserved(self, run: RunView) -> EngineUnavailable:
         return EngineUnavailable(self._swaps.unserved_reason(run), retry_after=2.0)

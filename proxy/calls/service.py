@@ -348,14 +348,14 @@ class CallService:
         if context.admission is not None:
             head = msgspec.structs.replace(head, standings=context.admission.standings())
         output = runtime.choices.read_as(call)
-        place = await self.models.place(new.served, context.session.id)
+        placed = await self.models.place(new.served, context.session, new.caller.principal.key_id)
         generation = Generation(
             head,
             [Capture(plan, runtime.decoder, output) for plan in plans],
-            place=place,
+            place=placed.place,
             share=FairShare(run.id, run.settings.limits.share),
             # Another engine would have to load an older version first, for which this call cannot wait again.
-            another_place=partial(self._swaps.another_place, run.id) if not new.served.is_older else _no_other_place,
+            another_place=partial(self._swaps.another_place, run.id) if placed.may_move else _no_other_place,
             clock=self._clock,
             record=partial(self._recorder.record, context),
             vacate=partial(self._vacate, context.session) if context.unrecorded is None else None,

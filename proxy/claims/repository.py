@@ -28,17 +28,19 @@ from sqlalchemy import (
 from proxy.claims.selection import Candidate, GroupStanding
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId, RunId
+from proxy.contract.policy import VersionState
 from proxy.contract.reward import RewardRules
 from proxy.contract.states import ClaimState, RunState, TrainingState
 from proxy.database.prepared import NewRows, Prepared, among, unindexed
 from proxy.database.rows import AnyRow
-from proxy.database.tables import ClaimedSessionRow, ClaimRow, GroupRow, RunRow, SessionRow
+from proxy.database.tables import ClaimedSessionRow, ClaimRow, GroupRow, PolicyVersionRow, RunRow, SessionRow
 from proxy.lifecycle.combining import SessionRewards
-from proxy.lifecycle.lifecycle import reward_rules_in, settle
+from proxy.lifecycle.lifecycle import reward_rules_in, settle, trains_passed_only
 
 
 class RunStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns of a run that a claim depends on."""
+    """The columns of a run that a claim depends on. `is_active`: the run is, and its trainer need not wait until the
+    head has passed its gates."""
 
     is_active: bool
     head_version: int
@@ -54,9 +56,13 @@ class ClaimRepository:
     def run(self, run_id: str, *, lock: bool = False) -> RunStanding:
         """Return the run's standing. With `lock`, no other transaction claims or commits in this run until this one
         ends."""
-        ((state, head_version, config),) = (_RUN_LOCKED if lock else _RUN).run(self._connection, {"of": run_id})
+        ((state, head_version, config, head_state),) = (_RUN_LOCKED if lock else _RUN).run(
+            self._connection, {"of": run_id}
+        )
         return RunStanding(
-            is_active=state == RunState.ACTIVE, head_version=head_version, reward_rules=reward_rules_in(config)
+            is_active=state == RunState.ACTIVE and not (head_state in _UNDECIDED and trains_passed_only(config)),
+            head_version=head_version,
+            reward_rules=reward_rules_in(config),
         )
 
     def commit_without_flush(self) -> None:
@@ -216,9 +222,17 @@ class ClaimRepository:
 
 _NO_WAIT = Prepared(text("SET LOCAL synchronous_commit = off"))
 
-_RUN_STANDING = select(RunRow.state, RunRow.head_version, cast(RunRow.config, Text)).where(
-    RunRow.id == bindparam("of")
-)
+_UNDECIDED = (VersionState.CANDIDATE.value, VersionState.CANARY.value)
+
+_RUN_STANDING = select(
+    RunRow.state,
+    RunRow.head_version,
+    cast(RunRow.config, Text),
+    # A subquery, because a join would lock the version's row as well.
+    select(PolicyVersionRow.state)
+    .where(PolicyVersionRow.run_id == RunRow.id, PolicyVersionRow.version == RunRow.head_version)
+    .scalar_subquery(),
+).where(RunRow.id == bindparam("of"))
 
 _RUN = Prepared(_RUN_STANDING)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from proxy.cli import release_commands as _release_commands  # noqa: F401  (adds commands to `versions`)
 from proxy.cli.asking import ask_and_show
 from proxy.cli.attempts_command import attempts
 from proxy.cli.claims_commands import claims_app

@@ -135,11 +135,15 @@ class Operations:
     async def versions(self, run: str) -> dict[str, Any]:
         return await self._get(f"{_path_of(run)}/versions")
 
+    async def of_run(self, run: str, path: str) -> dict[str, Any]:
+        """Return what GET /api/v1/runs/{run}/{path} answers."""
+        return await self._get(f"{_path_of(run)}/{path}")
+
     async def version_diff(self, run: str, before: int, after: int, limit: int) -> dict[str, Any]:
         return await self._get(f"{_path_of(run)}/versions/diff?from={before}&to={after}&limit={limit}")
 
     async def change_versions(self, run: str, change: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Make one of the changes `N/pin`, `unpin`, `rollback` and `N/reject`."""
+        """Make one of the changes below /versions, such as `N/pin`, `rollback` or `N/promote`."""
         content = json.dumps(body).encode()
         return await self.send(f"{_path_of(run)}/versions/{change}", {}, content, label=f"versions of the run {run}")
 

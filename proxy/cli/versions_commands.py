@@ -43,7 +43,7 @@ def versions_list(
             table.add_column(heading, no_wrap=True)
         now = time.time()
         for one in found["versions"][:limit]:
-            marks = [mark for mark in ("pinned", "head") if found[mark] == one["version"]]
+            marks = [mark for mark in ("pinned", "promoted", "head") if found[mark] == one["version"]]
             table.add_row(
                 str(one["version"]),
                 "–" if one["parent"] is None else str(one["parent"]),
@@ -104,7 +104,7 @@ def versions_pin(
     Training goes on from the newest version, but only as far as its bound on staleness allows with trajectories of
     the pinned version.
     """
-    _change((data_dir, url, api_key), run, f"{version}/pin", {"reason": reason}, as_json=as_json)
+    change_versions((data_dir, url, api_key), run, f"{version}/pin", {"reason": reason}, as_json=as_json)
 
 
 @versions_app.command("unpin")
@@ -117,7 +117,7 @@ def versions_unpin(
     as_json: AsJson = False,
 ) -> None:
     """Let the engines serve the newest version again, and every later one."""
-    _change((data_dir, url, api_key), run, "unpin", {"reason": reason}, as_json=as_json)
+    change_versions((data_dir, url, api_key), run, "unpin", {"reason": reason}, as_json=as_json)
 
 
 @versions_app.command("rollback")
@@ -144,7 +144,7 @@ def versions_rollback(
     (`base-rl runs create --from RUN@VERSION`).
     """
     body = {"reason": reason, "to": to, "leave_out_sessions": leave_out_sessions}
-    _change((data_dir, url, api_key), run, "rollback", body, as_json=as_json)
+    change_versions((data_dir, url, api_key), run, "rollback", body, as_json=as_json)
 
 
 @versions_app.command("reject")
@@ -158,15 +158,16 @@ def versions_reject(
     as_json: AsJson = False,
 ) -> None:
     """Take one version out of service for good. The newest good version becomes the one to train from."""
-    _change((data_dir, url, api_key), run, f"{version}/reject", {"reason": reason}, as_json=as_json)
+    change_versions((data_dir, url, api_key), run, f"{version}/reject", {"reason": reason}, as_json=as_json)
 
 
-def _change(place: Any, run: str, change: str, body: dict[str, Any], *, as_json: bool) -> None:
+def change_versions(place: Any, run: str, change: str, body: dict[str, Any], *, as_json: bool) -> None:
+    """Make a change and print which versions matter afterwards."""
+
     def show(standing: dict[str, Any]) -> None:
-        head, pinned = standing["head"], standing["pinned"]
+        head, pinned, wanted = standing["head"], standing["pinned"], standing["wanted"]
         if standing["rolled_back"]:
             out.print(f"rolled back: {', '.join(map(str, standing['rolled_back']))}")
-        wanted = head if pinned is None else pinned
         how = "the newest good version" if pinned is None else "pinned"
         out.print(f"engines serve version {wanted} ({how}); training continues from version {head}", soft_wrap=True)
 

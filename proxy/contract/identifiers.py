@@ -22,6 +22,7 @@ JobId = NewType("JobId", str)
 ProjectId = NewType("ProjectId", str)
 WebhookId = NewType("WebhookId", str)
 JudgementId = NewType("JudgementId", str)
+HoldId = NewType("HoldId", str)
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
@@ -82,6 +83,10 @@ def new_session_id() -> SessionId:
 def is_session_id(name: str) -> bool:
     """Return whether a name has the form of our session ids, so that it can only be one."""
     return _SESSION_ID.fullmatch(name) is not None
+
+
+def new_hold_id() -> HoldId:
+    return HoldId(_new("hold"))
 
 
 def new_group_id() -> GroupId:

@@ -13,10 +13,13 @@ from proxy.contract.identifiers import RunId
 
 
 class VersionState(StrEnum):
-    """The life of a version, from its commit to its retirement. A `rejected` version is never served (again): its
-    files are damaged, engines died while loading or serving it, or somebody rejected it. A `rolled_back` version is
-    sound, but somebody took the run back to one before it."""
+    """The life of a version, from its commit to its retirement. A `candidate` waits for its gates, or for somebody to
+    promote it; a `canary` answers a share of new sessions; a `committed` one may serve. A `rejected` version is never
+    served (again): its files are damaged, engines died while loading or serving it, a gate refused it, or somebody
+    rejected it. A `rolled_back` version is sound, but the run was taken back to one before it."""
 
+    CANDIDATE = "candidate"
+    CANARY = "canary"
     COMMITTED = "committed"
     SERVING = "serving"
     RETIRED = "retired"

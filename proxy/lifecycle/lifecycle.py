@@ -230,6 +230,13 @@ def reward_rules_in(config: str) -> RewardRules:
     return _cached(config)[1]
 
 
+def trains_passed_only(config: str) -> bool:
+    """Return whether a run's trainer waits until a new version has passed its gates, from the run's configuration as
+    JSON text."""
+    release = _cached(config)[0].release
+    return release.policy != "immediate" and release.train_from == "passed"
+
+
 @lru_cache(maxsize=64)
 def _cached(config: str) -> tuple[RunSettings, RewardRules]:
     # Cached, as it is called for every settled session and a run has few configurations.

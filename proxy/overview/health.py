@@ -134,6 +134,7 @@ class HealthCheck:
         else:
             trainer = "idle" if seen_at is not None else "never"
         rejected = steps.rejected_beyond(run.id, run.head_version)
+        taken_back = steps.taken_back_beyond(run.id, run.head_version)
         return RunHealth(
             id=run.id,
             name=run.name,
@@ -145,6 +146,8 @@ class HealthCheck:
             paused_because=repository.pause_reason(run.id) if run.state == RunState.PAUSED else None,
             rejected_version=None if rejected is None else rejected.version,
             rejected_because=None if rejected is None else rejected.rejected_because,
+            taken_back_version=None if taken_back is None else taken_back.version,
+            taken_back_because=None if taken_back is None else taken_back.text,
             mismatch=steps.mismatch(run.id, run.head_version),
         )
 
@@ -162,6 +165,11 @@ def _run_problems(runs: Sequence[RunHealth]) -> Iterator[str]:
                 f"version {run.rejected_version} of the run {run.name!r} was rejected and is not served:"
                 f" {run.rejected_because}. Version {run.serving_version} serves, and the trainer continues from"
                 f" version {run.head_version}"
+            )
+        if run.taken_back_version is not None:
+            yield (
+                f"the run {run.name!r} was rolled back from version {run.taken_back_version} to {run.head_version}:"
+                f" {run.taken_back_because}"
             )
         if run.mismatch is not None:
             yield _mismatch_problem(run, run.mismatch)

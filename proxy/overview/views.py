@@ -131,7 +131,8 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     `trainer` is `active` (claimed, renewed or committed within the run's lease time), `away` (trajectories have been
     ready for longer than that), `idle` (quiet, and no trajectory has been ready for long) or `never` (no claim yet).
     `paused_because` is the reason given for a current pause. `rejected_version` is the newest version, if it was
-    rejected, and `rejected_because` the reason. `mismatch` is the difference between engine and trainer, in nats per
+    rejected, and `rejected_because` the reason; `taken_back_version` is one that was rolled back automatically and is
+    newer than the head. `mismatch` is the difference between engine and trainer, in nats per
     token, that the newest step reported as a warning; None without a warning.
     """
 
@@ -144,6 +145,8 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     trainer_seen_at: float | None
     paused_because: str | None = None
     rejected_version: int | None = None
+    taken_back_version: int | None = None
+    taken_back_because: str | None = None
     rejected_because: str | None = None
     mismatch: float | None = None
 

@@ -17,12 +17,15 @@ from proxy.database.tables import (
     USED_LIMITS,
     ApiKeyRow,
     ClaimRow,
+    EvaluationResultRow,
     EventRow,
     GroupRow,
     PolicyVersionRow,
     ProjectRow,
     RunRow,
     SessionRow,
+    VersionFindingRow,
+    VersionHoldRow,
     WebhookRow,
 )
 from proxy.errors import Conflict
@@ -151,7 +154,7 @@ class RunRepository:
         for used in USED_LIMITS:
             self._connection.execute(delete(used).where(or_(used.subject_id == run_id, used.subject_id.in_(keys))))
         # Referring rows first: PostgreSQL enforces the foreign keys statement by statement.
-        for table in (ApiKeyRow, GroupRow, PolicyVersionRow, EventRow, WebhookRow):
+        for table in (*_OF_VERSIONS, ApiKeyRow, GroupRow, PolicyVersionRow, EventRow, WebhookRow):
             self._connection.execute(delete(table).where(table.run_id == run_id))
         self._connection.execute(delete(RunRow).where(RunRow.id == run_id))
 
@@ -167,6 +170,9 @@ class RunRepository:
     def set_config(self, run_id: str, config: dict[str, Any]) -> None:
         self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(config=config))
 
+
+# They refer to keys, so they are deleted before those.
+_OF_VERSIONS = (VersionHoldRow, VersionFindingRow, EvaluationResultRow)
 
 _SOURCE = aliased(RunRow)
 

@@ -86,6 +86,8 @@ class RunController(ABC):
         """Why the newest version must not be served from this engine, although an older one may be."""
         self.wanted: tuple[float, int] | None = None
         """Loop time of the last look at the store, and the version that it wanted engines to serve."""
+        self.apart: int | None = None
+        """The version that this engine is set apart for; None: it serves the run."""
         self._engine = setup.engine
         self._run_id = run_id
         self._lease = setup.lease
@@ -131,6 +133,16 @@ class RunController(ABC):
         Raises StoreUnavailable.
         """
 
+    def is_at(self, serving: int | None) -> bool:
+        """Return whether the engine has the right version: `serving`, or the one that it is set apart for."""
+        return self.version == (serving if self.apart is None else self.apart)
+
+    def set_apart(self, version: int | None) -> None:
+        """Keep the engine at this version instead of the one that serves the run; None: let it serve the run."""
+        if version != self.apart:
+            self.apart = version
+            self._versions_changed.notify()
+
     def recheck_engine(self) -> None:
         """Ask the engine at once what it holds, because a call has lost its connection or the engine hung or came
         back.
@@ -169,7 +181,7 @@ class RunController(ABC):
 
     async def _read_target(self) -> Target:
         """Return the version that the engine should serve. Raises StoreUnavailable."""
-        target = await self._records.read_target()
+        target = await self._records.read_target(self.apart)
         self.wanted = (asyncio.get_running_loop().time(), target.version)
         return target
 
@@ -185,6 +197,6 @@ class RunController(ABC):
     async def _report(self, loaded: int, target: Target, *, swap_seconds: float | None) -> None:
         """Record that the engine serves `loaded`, if the store has another version, and that it is ready."""
         # An engine that could not load what another engine of the run serves must not put the record back.
-        if loaded != target.recorded and loaded == self._newest():
+        if self.apart is None and loaded != target.recorded and loaded == self._newest():
             await self._records.record_served(loaded, previous=target.recorded, swap_seconds=swap_seconds)
         await self._health.report_ready(loaded)

@@ -55,3 +55,11 @@ def place_runs(engines: Sequence[PlaceableEngine], runs: Sequence[PlaceableRun])
             elif whole:
                 placed[name] = (whole[index % len(whole)],)
     return placed
+
+
+def no_engine_for(run: str, base_model: str) -> str:
+    """Return what to tell people about a run that is placed on no engine."""
+    return (
+        f"no engine is free for the run {run!r} on {base_model}: add one (`base-rl engines add`, engine.replicas, or"
+        " an [engines.NAME] table in the configuration), or archive a run that needs its engine no more"
+    )

@@ -29,15 +29,17 @@ from proxy.serving.controller import NO_OBSERVER, ControllerSetup, RunController
 from proxy.serving.leases import EngineLease
 from proxy.serving.member import PooledEngine
 from proxy.serving.older_versions import OlderVersions
-from proxy.serving.placement import PlaceableEngine, PlaceableRun, place_runs
+from proxy.serving.placement import PlaceableEngine, PlaceableRun, no_engine_for, place_runs
 from proxy.serving.reconciler import SwapController
 from proxy.serving.registry import EngineRegistry
 from proxy.serving.repository import EngineRecord, EngineReport
-from proxy.serving.routing import choose_engine, served_version
+from proxy.serving.routing import choose_place, served_version
+from proxy.serving.tracks import RunTracks, serving_the_run
 from proxy.serving.views import engine_view
 from proxy.settings import ConfigurationError, EngineSettings
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.numbers import ranges
+from proxy.versions.release import Track
 from proxy.versions.repository import VersionRepository
 
 _LOG = logger(__name__)
@@ -87,6 +89,7 @@ class EnginePool:
         self._unplaced: tuple[RunView, ...] = ()
         self._by_adapter: frozenset[RunId] = frozenset()
         self._names: dict[str, str] = {}
+        self._tracks = RunTracks(database)
 
     @property
     def ready(self) -> bool:
@@ -149,7 +152,8 @@ class EnginePool:
             return "not_ready" if member.is_answering else "down"
         if not member.controllers:
             return "unused"
-        is_newest = all(each.version == self.serving(run_id) for run_id, each in member.controllers.items())
+        wanted = {run_id: self.serving(run_id) for run_id in member.controllers}
+        is_newest = all(each.is_at(wanted[run_id]) for run_id, each in member.controllers.items())
         return "ready" if is_newest else "behind"
 
     def is_placed(self, run_id: str) -> bool:
@@ -159,7 +163,7 @@ class EnginePool:
     def serving(self, run_id: RunId) -> int | None:
         """Return the version for new calls of the run: the one that engines should serve, once one of them does, and
         until then the newest that one of them serves. None while none serves any."""
-        controllers = self._serving.get(run_id, ())
+        controllers = serving_the_run(self._serving.get(run_id, ()))
         if len(controllers) == 1:
             return controllers[0].version
         held = [each.version for each in controllers if each.version is not None]
@@ -167,14 +171,19 @@ class EnginePool:
 
     def find_place(self, run_id: RunId, session_id: str | None = None) -> EnginePlace | None:
         """Return the engine for the session's next call; None while no engine serves the run."""
-        controllers = self._serving.get(run_id, ())
+        controllers = serving_the_run(self._serving.get(run_id, ()))
         if len(controllers) == 1:  # the usual case: nothing to choose
             return controllers[0].place if controllers[0].version is not None else None
-        return self._choose(session_id, self._ready_places(run_id))
+        return choose_place(session_id, self._ready_places(run_id))
+
+    def track(self, run_id: RunId, session_id: str, key_id: str) -> Track | None:
+        """Return the track of a session that another version than the serving one answers; None for all others."""
+        found = self._tracks.find(run_id, session_id, key_id)
+        return None if found is None or found.version == self.serving(run_id) else found
 
     def another_place(self, run_id: RunId, lost: EnginePlace) -> EnginePlace | None:
         """Return another engine that serves the run; None if there is none."""
-        return self._choose(None, [place for place in self._ready_places(run_id) if place is not lost])
+        return choose_place(None, [place for place in self._ready_places(run_id) if place is not lost])
 
     async def require_version(self, run: RunView, version: int) -> None:
         """Raise ModelNotFound, naming the versions that can be asked for, unless `older_place` may serve this one."""
@@ -203,14 +212,14 @@ class EnginePool:
         # An engine that still serves the version as its newest one needs to load nothing.
         holding = [each for each in controllers if each.version == version]
         if holding:
-            place = self._choose(session_id, [each.place for each in holding])
+            place = choose_place(session_id, [each.place for each in holding])
             if place is not None:
                 return place
         able = [each for each in controllers if isinstance(each, AdapterController) and each.version is not None]
         if not able:
             raise EngineUnavailable(self.unserved_reason(run), retry_after=2.0)
         loaded = [each for each in able if each.holds_older(version)] or able
-        chosen = self._choose(session_id, [each.place for each in loaded])
+        chosen = choose_place(session_id, [each.place for each in loaded])
         return await next(each for each in loaded if each.place is chosen).older_place(run.base_model, version)
 
     def formats(self, run_id: RunId) -> tuple[WeightsFormat, ...] | None:
@@ -221,11 +230,7 @@ class EnginePool:
     def unserved_reason(self, run: RunView) -> str:
         """Return why no engine serves the run now, and what to do."""
         if run.id not in self._serving:
-            return (
-                f"no engine is free for the run {run.name!r} on {run.base_model}: add one (`base-rl engines add`,"
-                " engine.replicas, or an [engines.NAME] table in the configuration), or archive a run that needs its"
-                " engine no more"
-            )
+            return no_engine_for(run.name, run.base_model)
         problems = [member.problem for member in self._members if run.id in member.controllers and member.problem]
         return f"no engine serves the run {run.name!r} now" + (f": {problems[0]}" if problems else "")
 
@@ -275,6 +280,9 @@ class EnginePool:
             for run in runs
             if (controllers := tuple(m.controllers[run.id] for m in self._members if run.id in m.controllers))
         }
+        await self._tracks.read(runs)
+        for run_id in self._serving.keys() - self._by_adapter:
+            self._tracks.set_apart(run_id, self._serving[run_id])
         self._unplaced = tuple(run for run in runs if run.id not in self._serving)
         reports = {member.record.id: self._report(member) for member in self._members}
         await self._registry.report(list(reports.values()))
@@ -344,18 +352,11 @@ class EnginePool:
 
     def _ready_places(self, run_id: RunId) -> list[EnginePlace]:
         newest = self.serving(run_id)
-        controllers = self._serving.get(run_id, ())
-        return [each.place for each in controllers if newest is not None and each.version == newest]
-
-    def _choose(self, session_id: str | None, places: Sequence[EnginePlace]) -> EnginePlace | None:
-        if len(places) <= 1:
-            return places[0] if places else None
-        index = choose_engine(
-            session_id,
-            [place.load.outstanding_tokens + place.load.tokens_elsewhere for place in places],
-            [place.engine.name for place in places],
-        )
-        return places[index]
+        return [
+            each.place
+            for each in serving_the_run(self._serving.get(run_id, ()))
+            if newest is not None and each.version == newest
+        ]
 
     def _new_member(self, record: EngineRecord, engine: Engine) -> PooledEngine:
         load = EngineLoad(EngineSlots(self._settings.max_concurrency, self._activity))

@@ -50,9 +50,11 @@ class ServingRecords:
         self._clock = clock
         self._run_id = run_id
 
-    async def read_target(self) -> Target:
-        """Return the run's pinned version, or its head."""
-        run, row = await self._database.read(lambda connection: VersionRepository(connection).target(self._run_id))
+    async def read_target(self, version: int | None = None) -> Target:
+        """Return this version, or by default the one that should serve the run."""
+        run, row = await self._database.read(
+            lambda connection: VersionRepository(connection).target(self._run_id, version)
+        )
         return Target(
             row.version,
             run.base_model,

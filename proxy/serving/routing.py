@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from proxy.engines.place import EnginePlace
+
 # An engine is busy above this multiple of the mean of outstanding tokens. 1 would move sessions at every small
 # difference, which computes their prefixes again; at 2, one engine can do twice the work of the others.
 _BUSY_FACTOR = 1.25
@@ -49,3 +51,15 @@ def choose_engine(session_id: str | None, outstanding_tokens: Sequence[int], eng
     mean = sum(outstanding_tokens) / len(engines)
     is_busy = outstanding_tokens[own] > max(_BUSY_FACTOR * mean, mean + _BUSY_TOKENS)
     return least if is_busy else own
+
+
+def choose_place(session_id: str | None, places: Sequence[EnginePlace]) -> EnginePlace | None:
+    """Return the place that takes the next call of a session; None if there are no places."""
+    if len(places) <= 1:
+        return places[0] if places else None
+    index = choose_engine(
+        session_id,
+        [place.load.outstanding_tokens + place.load.tokens_elsewhere for place in places],
+        [place.engine.name for place in places],
+    )
+    return places[index]

@@ -15,6 +15,7 @@ from proxy.settings.limits import GivenLimits, LimitSettings, UsageLimits
 from proxy.settings.loading import Settings, as_environment, describe, load_settings, opentelemetry_is_set_up
 from proxy.settings.outbound import OutboundSettings
 from proxy.settings.projects import DEFAULT_PROJECT, ProjectName
+from proxy.settings.release import GuardSettings, ReleaseSettings
 from proxy.settings.rewards import RewardNumber, RewardSettings
 from proxy.settings.run import (
     ImageMode,
@@ -37,6 +38,7 @@ __all__ = [
     "EngineKind",
     "EngineSettings",
     "GivenLimits",
+    "GuardSettings",
     "ImageMode",
     "JobSettings",
     "JudgeSettings",
@@ -48,6 +50,7 @@ __all__ = [
     "ReasoningParserName",
     "RedactionRuleName",
     "RedactionSettings",
+    "ReleaseSettings",
     "RequestSettings",
     "RetentionSettings",
     "RewardNumber",

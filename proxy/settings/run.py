@@ -14,6 +14,7 @@ from proxy.settings.content import RedactionSettings, RetentionSettings
 from proxy.settings.judges import JudgeName, JudgeSettings
 from proxy.settings.limits import LimitSettings
 from proxy.settings.projects import ProjectName
+from proxy.settings.release import ReleaseSettings
 from proxy.settings.rewards import RewardNumber, RewardSettings
 from proxy.settings.section import Section
 from proxy.settings.shadow import ShadowSettings
@@ -83,6 +84,7 @@ class RunSettings(Section):
     shadow: ShadowSettings = ShadowSettings()
     judges: dict[JudgeName, JudgeSettings] = Field(default_factory=dict, max_length=20)
     """Judges by name. Each scores every session that ends, in a background job."""
+    release: ReleaseSettings = ReleaseSettings()
     retention: RetentionSettings = RetentionSettings()
     redaction: RedactionSettings = RedactionSettings()
     limits: LimitSettings = LimitSettings()

@@ -3,8 +3,8 @@
     GET  /api/v1/runs/{run}/head        Head, in MessagePack: the version to train from; 410 if the run is archived
     POST /api/v1/runs/{run}/versions    CommitRequest → CommitReply, in MessagePack; 409 if the head has moved or a
                                         lease has expired
-    GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…], "head", "serving", "pinned"}, in JSON, newest
-                                        first
+    GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…], "head", "serving", "pinned", "promoted"}, in
+                                        JSON, newest first
     POST /api/v1/runs/{run}/versions/prune
                                         PruneRequest → PruneReply, in MessagePack: the weights that may be deleted
 
@@ -70,5 +70,10 @@ async def versions(request: Request, run: str) -> JSONResponse:
     of_run = await trainers_run(request, run, Right.READ_TRAINING)
     listed = await versions_of(request).list_(of_run)
     standing = await service(request, VersionSteering).standing(of_run)
-    which = {"head": standing.head, "serving": standing.serving, "pinned": standing.pinned}
+    which = {
+        "head": standing.head,
+        "serving": standing.serving,
+        "pinned": standing.pinned,
+        "promoted": standing.promoted,
+    }
     return JSONResponse({"versions": msgspec.to_builtins(listed), **which})

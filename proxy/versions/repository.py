@@ -32,7 +32,18 @@ from proxy.lifecycle.lifecycle import settle
 
 SERVABLE = (PolicyVersionRow.state != VersionState.REJECTED.value) & PolicyVersionRow.weights_removed_at.is_(None)
 WITHDRAWN = (VersionState.REJECTED.value, VersionState.ROLLED_BACK.value)
+UNDECIDED = (VersionState.CANDIDATE.value, VersionState.CANARY.value)
+"""States of versions that have not passed their gates."""
 _ENDED = (VersionState.RETIRED.value, *WITHDRAWN)
+
+
+def wanted_version(run: AnyRow) -> int:
+    """Return the version that engines should serve, from the row of a run: the pinned one, or the newest that passed
+    its gates, or the head."""
+    for version in (run.pinned_version, run.promoted_version):
+        if version is not None:
+            return int(version)
+    return int(run.head_version)
 
 
 def storable(value: Any) -> Any:
@@ -54,10 +65,15 @@ class VersionRepository:
         self._connection = connection
 
     def run(self, run_id: str, *, lock: bool = False) -> AnyRow:
-        """Return name, base model, head, serving and pinned version. With `lock`, nobody else claims or commits
-        meanwhile."""
+        """Return name, base model, head, serving, pinned and promoted version. With `lock`, nobody else claims or
+        commits meanwhile."""
         statement = select(
-            RunRow.name, RunRow.base_model, RunRow.head_version, RunRow.serving_version, RunRow.pinned_version
+            RunRow.name,
+            RunRow.base_model,
+            RunRow.head_version,
+            RunRow.serving_version,
+            RunRow.pinned_version,
+            RunRow.promoted_version,
         ).where(RunRow.id == run_id)
         # `key_share` locks the row FOR NO KEY UPDATE, so that sessions and turns of the run can be inserted
         # meanwhile.
@@ -68,10 +84,20 @@ class VersionRepository:
         run = self.run(run_id)
         return run, self.version(run_id, run.head_version)
 
-    def target(self, run_id: str) -> tuple[AnyRow, AnyRow]:
-        """Return the run and the version that engines should serve, both read in this transaction."""
+    def target(self, run_id: str, version: int | None = None) -> tuple[AnyRow, AnyRow]:
+        """Return the run and a version, by default the one that engines should serve, both read in this
+        transaction."""
         run = self.run(run_id)
-        return run, self.version(run_id, run.head_version if run.pinned_version is None else run.pinned_version)
+        return run, self.version(run_id, wanted_version(run) if version is None else version)
+
+    def promote(self, run_id: str, version: int | None) -> None:
+        """Make this the version that engines should serve unless the run is pinned; None: the head, whichever that
+        is."""
+        self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(promoted_version=version))
+
+    def set_state(self, run_id: str, version: int, state: VersionState, **values: Any) -> None:
+        of_version = (PolicyVersionRow.run_id == run_id) & (PolicyVersionRow.version == version)
+        self._connection.execute(update(PolicyVersionRow).where(of_version).values(state=state.value, **values))
 
     def find(self, run_id: str, version: int) -> AnyRow | None:
         """Return a version; None if the run has none of this number."""
@@ -338,6 +364,7 @@ _VERSIONS = select(
     PolicyVersionRow.rejected_because,
     PolicyVersionRow.metrics,
     PolicyVersionRow.created_at,
+    PolicyVersionRow.canary_at,
     PolicyVersionRow.served_at,
     PolicyVersionRow.swap_seconds,
 ).order_by(PolicyVersionRow.version.desc())

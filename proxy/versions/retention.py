@@ -16,6 +16,7 @@ from proxy.errors import InvalidRequest
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
 from proxy.runs.service import RunView
+from proxy.versions.release import in_use
 from proxy.versions.repository import VersionRepository
 
 MAX_PRESENT = 10_000
@@ -33,8 +34,9 @@ class WeightRetention:
     async def prune(self, run: RunView, request: PruneRequest) -> PruneReply:
         """Mark the present versions older than the newest `keep`, and return all present ones that are marked.
 
-        The head, the serving and the pinned version, version 0, and versions from which other runs begin are never
-        marked, and a mark is never removed. Raises InvalidRequest.
+        The head, the serving, pinned and promoted version, version 0, versions from which other runs begin, that
+        wait for their gates or that sessions are held on are never marked, and a mark is never removed. Raises
+        InvalidRequest.
         """
         if request.keep < 1:
             raise InvalidRequest(f"keep is 1 or more, not {request.keep}", param="keep")
@@ -48,7 +50,15 @@ class WeightRetention:
             newest_to_remove = row.head_version - request.keep
             uris = dict(repository.weights_at(run.id, request.present))
             # A version 0 with weights has those of another run, whose trainer alone removes them.
-            needed = {0, row.head_version, row.serving_version, row.pinned_version, *repository.begun_from(run.id)}
+            needed = {
+                0,
+                row.head_version,
+                row.serving_version,
+                row.pinned_version,
+                row.promoted_version,
+                *repository.begun_from(run.id),
+                *in_use(connection, run.id),
+            }
             old = [version for version in uris.values() if version <= newest_to_remove and version not in needed]
             marked = repository.mark_removed(run.id, old, now=now)
             if marked:

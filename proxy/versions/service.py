@@ -18,6 +18,7 @@ from proxy.lifecycle.signals import Signals
 from proxy.lifecycle.weights import weights_of
 from proxy.runs.service import RunView
 from proxy.versions.inspector import WeightsInspector
+from proxy.versions.release import enter
 from proxy.versions.repository import VersionRepository, storable
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -37,6 +38,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     rejected_because: str | None
     metrics: dict[str, float | None]
     created_at: float
+    canary_at: float | None
     served_at: float | None
     swap_seconds: float | None
     begun_from: str | None = None
@@ -78,6 +80,7 @@ class VersionService:
                 rejected_because=row.rejected_because,
                 metrics=row.metrics,
                 created_at=row.created_at,
+                canary_at=row.canary_at,
                 served_at=row.served_at,
                 swap_seconds=row.swap_seconds,
                 begun_from=run.begun_from if row.version == 0 else None,
@@ -131,6 +134,7 @@ def _commit(connection: Connection, *, run: RunView, request: CommitRequest, clo
         "sessions": repository.consume(run.id, request.claim_ids, version, now=now),
         "metrics": storable(request.step.metrics),
     }
+    enter(repository, run, version, parent=request.parent_version)
     append_event(connection, run_id=run.id, kind="version.committed", data=data, now=now)
     return CommitReply(version=version, repeated=False)
 

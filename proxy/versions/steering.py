@@ -6,8 +6,7 @@ that is now wanted, and a trainer whose version was withdrawn has its next commi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import msgspec
 from sqlalchemy import Connection
@@ -22,7 +21,8 @@ from proxy.lifecycle.signals import Signals
 from proxy.log import logger
 from proxy.runs.service import RunView
 from proxy.versions.numbers import ranges
-from proxy.versions.repository import VersionRepository
+from proxy.versions.release import Change, pass_version
+from proxy.versions.repository import VersionRepository, wanted_version
 from proxy.versions.withdrawal_repository import WithdrawalRepository
 
 _LOG = logger(__name__)
@@ -31,14 +31,17 @@ _LOG = logger(__name__)
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """The versions of a run that matter now.
 
-    The trainer continues from `head`. Engines should serve `pinned`, or the head if it is None; they were last seen
-    to serve `serving`. `rolled_back` are the versions that a rollback has just taken back.
+    The trainer continues from `head`. Engines should serve `wanted`: `pinned`, or if it is None `promoted`, the
+    newest version that passed its gates, or the head without gates. They were last seen to serve `serving`.
+    `rolled_back` are the versions that a rollback has just taken back.
     """
 
     run: str
     head: int
     serving: int
+    wanted: int
     pinned: int | None
+    promoted: int | None
     rolled_back: tuple[int, ...] = ()
 
 
@@ -47,14 +50,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     reason: str
     by: str
-
-
-class Change(NamedTuple):
-    """A change that was made: the kind and the data of its event, and the versions that it rolled back."""
-
-    event: str
-    data: dict[str, object]
-    rolled_back: Sequence[int] = ()
 
 
 class VersionSteering:
@@ -77,19 +72,31 @@ class VersionSteering:
         """
 
         def change(versions: VersionRepository, changes: WithdrawalRepository) -> Change:
-            _require_servable(versions, run, version)
+            require_servable(versions, run, version)
             changes.pin(run.id, version)
             return Change("version.pinned", {"version": version})
 
         return await self._change(run, decision, change)
 
+    async def promote(self, run: RunView, version: int, decision: Decision) -> Standing:
+        """Let a version serve that waits for its gates or for somebody to promote it, whatever the gates say.
+
+        Raise NotFound for an unknown version, Conflict for one that does not wait or cannot be served.
+        """
+
+        def change(versions: VersionRepository, changes: WithdrawalRepository) -> Change:
+            require_servable(versions, run, version)
+            return pass_version(versions, run, version)
+
+        return await self._change(run, decision, change)
+
     async def unpin(self, run: RunView, decision: Decision) -> Standing:
-        """Make the engines serve the head again. Raise Conflict if the run is not pinned."""
+        """Make the engines serve the newest version that may serve again. Raise Conflict if the run is not pinned."""
 
         def change(versions: VersionRepository, changes: WithdrawalRepository) -> Change:
             pinned = versions.run(run.id).pinned_version
             if pinned is None:
-                raise Conflict(f"the run {run.name!r} is not pinned: its engines serve the head")
+                raise Conflict(f"the run {run.name!r} is not pinned")
             changes.pin(run.id, None)
             return Change("version.unpinned", {"version": pinned})
 
@@ -125,7 +132,7 @@ class VersionSteering:
 
         def change(versions: VersionRepository, changes: WithdrawalRepository) -> Change:
             target = _parent_of_serving(versions, run) if to is None else to
-            _require_servable(versions, run, target)
+            require_servable(versions, run, target)
             now = self._clock()
             rolled_back = changes.roll_back(run.id, target, decision.reason, now=now)
             if not rolled_back:
@@ -158,7 +165,14 @@ class VersionSteering:
 
 def _standing(repository: VersionRepository, run: RunView) -> Standing:
     row = repository.run(run.id)
-    return Standing(run=run.name, head=row.head_version, serving=row.serving_version, pinned=row.pinned_version)
+    return Standing(
+        run=run.name,
+        head=row.head_version,
+        serving=row.serving_version,
+        wanted=wanted_version(row),
+        pinned=row.pinned_version,
+        promoted=row.promoted_version,
+    )
 
 
 def _existing(repository: VersionRepository, run: RunView, version: int) -> AnyRow:
@@ -170,7 +184,7 @@ def _existing(repository: VersionRepository, run: RunView, version: int) -> AnyR
     return row
 
 
-def _require_servable(repository: VersionRepository, run: RunView, version: int) -> None:
+def require_servable(repository: VersionRepository, run: RunView, version: int) -> None:
     """Raise NotFound for an unknown version, and Conflict for one that was withdrawn or whose weights are gone."""
     row = _existing(repository, run, version)
     if row.state in (VersionState.REJECTED, VersionState.ROLLED_BACK):

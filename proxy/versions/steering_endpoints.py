@@ -1,7 +1,8 @@
 """Versions changed by people, over HTTP. {run} is a name or an id; keys need the right `CHANGE` (`auth/access.py`).
 
     POST /api/v1/runs/{run}/versions/{version}/pin     {"reason"} → Standing: engines serve it from now on
-    POST /api/v1/runs/{run}/versions/unpin             {"reason"} → Standing: engines serve the head again
+    POST /api/v1/runs/{run}/versions/{version}/promote {"reason"} → Standing: it serves, whatever its gates say
+    POST /api/v1/runs/{run}/versions/unpin             {"reason"} → Standing: engines serve the newest good one again
     POST /api/v1/runs/{run}/versions/{version}/reject  {"reason"} → Standing: it is never served again
     POST /api/v1/runs/{run}/versions/rollback          {"reason", "to"?, "leave_out_sessions"?} → Standing
 
@@ -52,24 +53,24 @@ class RollbackBody(ReasonBody):
     leave_out_sessions: bool = False
 
 
-_Body = TypeVar("_Body", bound=ReasonBody)
+_Body = TypeVar("_Body", bound=BaseModel)
 
 _ANSWERS = {200: "The versions that matter after the change."}
 
 
 @router.post("/unpin", openapi_extra=described(ReasonBody, answers=_ANSWERS))
 async def unpin(request: Request, run: str) -> JSONResponse:
-    """Let the engines serve the head again; 409 if the run is not pinned."""
-    of_run, body = await _changed_run(request, run, ReasonBody)
-    return _answer(await service(request, VersionSteering).unpin(of_run, await _decision(request, body)))
+    """Let the engines serve the newest good version again; 409 if the run is not pinned."""
+    of_run, body = await changed_run(request, run, ReasonBody)
+    return _answer(await service(request, VersionSteering).unpin(of_run, await decision_of(request, body)))
 
 
 @router.post("/rollback", openapi_extra=described(RollbackBody, answers=_ANSWERS))
 async def rollback(request: Request, run: str) -> JSONResponse:
     """Go back to an earlier version: engines serve it, and the trainer continues from it."""
-    of_run, body = await _changed_run(request, run, RollbackBody)
+    of_run, body = await changed_run(request, run, RollbackBody)
     steering = service(request, VersionSteering)
-    decision = await _decision(request, body)
+    decision = await decision_of(request, body)
     standing = await steering.roll_back(of_run, body.to, decision, leave_out_sessions=body.leave_out_sessions)
     return _answer(standing)
 
@@ -77,25 +78,33 @@ async def rollback(request: Request, run: str) -> JSONResponse:
 @router.post("/{version}/pin", openapi_extra=described(ReasonBody, answers=_ANSWERS))
 async def pin(request: Request, run: str, version: Version) -> JSONResponse:
     """Let the engines serve this version until the run is unpinned; training goes on."""
-    of_run, body = await _changed_run(request, run, ReasonBody)
-    return _answer(await service(request, VersionSteering).pin(of_run, version, await _decision(request, body)))
+    of_run, body = await changed_run(request, run, ReasonBody)
+    return _answer(await service(request, VersionSteering).pin(of_run, version, await decision_of(request, body)))
+
+
+@router.post("/{version}/promote", openapi_extra=described(ReasonBody, answers=_ANSWERS))
+async def promote(request: Request, run: str, version: Version) -> JSONResponse:
+    """Let a version serve that waits for its gates; 409 for one that does not wait."""
+    of_run, body = await changed_run(request, run, ReasonBody)
+    return _answer(await service(request, VersionSteering).promote(of_run, version, await decision_of(request, body)))
 
 
 @router.post("/{version}/reject", openapi_extra=described(ReasonBody, answers=_ANSWERS))
 async def reject(request: Request, run: str, version: Version) -> JSONResponse:
     """Take a version out of service for good. The newest good version becomes the head."""
-    of_run, body = await _changed_run(request, run, ReasonBody)
-    return _answer(await service(request, VersionSteering).reject(of_run, version, await _decision(request, body)))
+    of_run, body = await changed_run(request, run, ReasonBody)
+    return _answer(await service(request, VersionSteering).reject(of_run, version, await decision_of(request, body)))
 
 
-async def _changed_run(request: Request, run: str, kind: type[_Body]) -> tuple[RunView, _Body]:
+async def changed_run(request: Request, run: str, kind: type[_Body]) -> tuple[RunView, _Body]:
     """Return the run that the path names and the body. Raise RunArchived for an archived run."""
     of_run = await trainers_run(request, run, Right.CHANGE)
     of_run.refuse_archived()
     return of_run, validated(kind, await json_body(request))
 
 
-async def _decision(request: Request, body: ReasonBody) -> Decision:
+async def decision_of(request: Request, body: ReasonBody) -> Decision:
+    """Return the body's reason with the id of the request's key."""
     return Decision(reason=body.reason, by=(await principal(request)).key_id)
 
 

@@ -11,7 +11,7 @@ from proxy.contract.states import TrainingState
 from proxy.database.chunks import chunks
 from proxy.database.tables import PolicyVersionRow, RunRow, SessionRow
 from proxy.lifecycle.lifecycle import settle
-from proxy.versions.repository import WITHDRAWN, VersionRepository
+from proxy.versions.repository import UNDECIDED, WITHDRAWN, VersionRepository
 
 
 class WithdrawalRepository:
@@ -38,6 +38,29 @@ class WithdrawalRepository:
         self._leave_withdrawn(run_id)
         return True
 
+    def descendants(self, run_id: str, version: int) -> list[int]:
+        """Return the good versions that were made from this one, directly or not, oldest first."""
+        statement = (
+            select(PolicyVersionRow.version, PolicyVersionRow.parent_version, PolicyVersionRow.state)
+            .where(PolicyVersionRow.run_id == run_id, PolicyVersionRow.version > version)
+            .order_by(PolicyVersionRow.version)
+        )
+        family = {version}
+        for row in self._connection.execute(statement):
+            if row.parent_version in family and row.state not in WITHDRAWN:
+                family.add(row.version)
+        return sorted(family - {version})
+
+    def take_back(self, run_id: str, versions: Sequence[int], reason: str, *, now: float) -> None:
+        """Mark these versions as rolled back."""
+        for part in chunks(versions):
+            self._connection.execute(
+                update(PolicyVersionRow)
+                .where(PolicyVersionRow.run_id == run_id, PolicyVersionRow.version.in_(part))
+                .values(state=VersionState.ROLLED_BACK.value, rejected_because=reason, rejected_at=now)
+            )
+        self._leave_withdrawn(run_id)
+
     def roll_back(self, run_id: str, to: int, reason: str, *, now: float) -> list[int]:
         """Mark the good versions after `to` as rolled back, which makes `to` the head. Return them, oldest first."""
         statement = (
@@ -58,9 +81,9 @@ class WithdrawalRepository:
         """Make engines serve this version from now on; None: the head."""
         self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(pinned_version=version))
 
-    def newest_good(self, run_id: str, *, before: int | None = None) -> int:
+    def newest_good(self, run_id: str, *, before: int | None = None, passed: bool = False) -> int:
         """Return the newest version with weights that is neither rejected nor rolled back; with `before`, of those
-        older than it."""
+        older than it; with `passed`, of those that passed their gates."""
         statement = select(func.max(PolicyVersionRow.version)).where(
             PolicyVersionRow.run_id == run_id,
             PolicyVersionRow.state.not_in(WITHDRAWN),
@@ -68,6 +91,8 @@ class WithdrawalRepository:
         )
         if before is not None:
             statement = statement.where(PolicyVersionRow.version < before)
+        if passed:
+            statement = statement.where(PolicyVersionRow.state.not_in(UNDECIDED))
         return int(self._connection.execute(statement).scalar_one())
 
     def count_death(self, run_id: str, version: int, *, before: int) -> int:
@@ -123,10 +148,14 @@ class WithdrawalRepository:
         return len(found)
 
     def _leave_withdrawn(self, run_id: str) -> None:
-        """Move the head to the newest good version, and the pin, if its version was withdrawn, to the one before."""
+        """Move the head to the newest good version, and the pin and the promoted version, if theirs was withdrawn, to
+        the one before."""
         versions = VersionRepository(self._connection)
-        pinned = versions.run(run_id).pinned_version
+        run = versions.run(run_id)
+        pinned, promoted = run.pinned_version, run.promoted_version
         if pinned is not None and versions.version(run_id, pinned).state in WITHDRAWN:
             self.pin(run_id, self.newest_good(run_id, before=pinned))
+        if promoted is not None and versions.version(run_id, promoted).state in WITHDRAWN:
+            versions.promote(run_id, self.newest_good(run_id, before=promoted, passed=True))
         head = self.newest_good(run_id)
         self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=head))

@@ -10,6 +10,7 @@ from proxy.database.tables.engines import EngineReportRow, EngineRow
 from proxy.database.tables.jobs import JobRow, JobScheduleRow
 from proxy.database.tables.judgements import JudgementRow
 from proxy.database.tables.limits import USED_LIMITS, LimitLevelRow, TokenBudgetRow
+from proxy.database.tables.releases import EvaluationResultRow, VersionFindingRow, VersionHoldRow
 from proxy.database.tables.rewards import FeedbackTextRow, PreferenceRow, RewardRow
 from proxy.database.tables.runs import (
     DEFAULT_PROJECT_ID,
@@ -36,6 +37,7 @@ __all__ = [
     "ClaimedSessionRow",
     "EngineReportRow",
     "EngineRow",
+    "EvaluationResultRow",
     "EventRow",
     "FeedbackTextRow",
     "GroupRow",
@@ -54,6 +56,8 @@ __all__ = [
     "TokenAuditRow",
     "TokenBudgetRow",
     "TurnRow",
+    "VersionFindingRow",
+    "VersionHoldRow",
     "WebhookRow",
     "WriteProbeRow",
 ]

@@ -37,7 +37,8 @@ class ProjectRow(Base):
 
 class RunRow(Base):
     """A policy being trained. `head_version` is the version that the trainer continues from, `serving_version` the
-    one that the engines serve (`serving/reconciler.py`): the head, or `pinned_version` if the run is pinned."""
+    one that the engines serve (`serving/reconciler.py`). They should serve `pinned_version`, or else
+    `promoted_version`, the newest that passed its gates, or else the head."""
 
     __tablename__ = "runs"
 
@@ -51,6 +52,8 @@ class RunRow(Base):
     head_version: Mapped[int] = mapped_column(Integer)
     serving_version: Mapped[int] = mapped_column(Integer)
     pinned_version: Mapped[int | None] = mapped_column(Integer)
+    promoted_version: Mapped[int | None] = mapped_column(Integer)
+    """Null while the run releases every version at once (`release.policy = "immediate"`)."""
     # No foreign key: SQLite adds none to a table that exists. `runs/beginnings.py` and the deletion of runs see to it
     # that the version is there.
     begun_from_run_id: Mapped[str | None] = mapped_column(Identifier)

@@ -60,7 +60,7 @@ class ClaimedSessionRow(Base):
 
 
 class PolicyVersionRow(Base):
-    """A policy version. `state`: committed | serving | retired | rejected | rolled_back. Version 0 is the base model,
+    """A policy version. `state` is a `contract.policy.VersionState`. Version 0 is the base model,
     without weights of its own, or has the weights of another run's version, from which the run began."""
 
     # The primary key makes a version's successor unique: of two commits on the same parent, one fails.
@@ -97,6 +97,8 @@ class PolicyVersionRow(Base):
     """When a call last asked for this version by its number, up to half a minute late: proxies do not unload an
     adapter that another proxy's calls still name (`serving/older_versions.py`)."""
     created_at: Mapped[float] = mapped_column(Float)
+    canary_at: Mapped[float | None] = mapped_column(Float)
+    """When it began to answer a share of new sessions."""
     served_at: Mapped[float | None] = mapped_column(Float)
     swap_seconds: Mapped[float | None] = mapped_column(Float)
     """How long generation paused for the swap to this version."""

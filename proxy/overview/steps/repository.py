@@ -20,6 +20,7 @@ from proxy.database.tables import (
     SessionRow,
     TokenAuditRow,
     TurnRow,
+    VersionFindingRow,
 )
 
 
@@ -94,6 +95,22 @@ class StepOverviewRepository:
                 PolicyVersionRow.state == VersionState.REJECTED.value,
             )
             .order_by(PolicyVersionRow.version.desc())
+            .limit(1)
+        )
+        return self._connection.execute(statement).one_or_none()
+
+    def taken_back_beyond(self, run_id: str, head: int) -> AnyRow | None:
+        """Return `version` and `text`, the reason, of the newest version after the head that was rolled back
+        automatically, if any."""
+        statement = (
+            select(VersionFindingRow.version, VersionFindingRow.text)
+            .where(
+                VersionFindingRow.run_id == run_id,
+                VersionFindingRow.version > head,
+                VersionFindingRow.gate == "watch",
+                VersionFindingRow.state == "failed",
+            )
+            .order_by(VersionFindingRow.version.desc())
             .limit(1)
         )
         return self._connection.execute(statement).one_or_none()

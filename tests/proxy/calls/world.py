@@ -75,6 +75,9 @@ class FakeSwaps:
     def find_place(self, run_id: RunId, session_id: str | None = None) -> EnginePlace | None:
         return None if self.version is None else self.place_at(self.engines.get(run_id, self.engine))
 
+    def track(self, run_id: RunId, session_id: str, key_id: str) -> None:
+        return None
+
     def another_place(self, run_id: RunId, lost: EnginePlace) -> EnginePlace | None:
         return self.place_at(self.spare) if self.spare is not None and lost.engine is not self.spare else None
 

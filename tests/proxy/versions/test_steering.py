@@ -83,7 +83,15 @@ async def test_a_rollback_moves_the_head_and_the_trainer_goes_on_from_there(
     here: Installation, tmp_path: Path
 ) -> None:
     standing = await here.changed("rollback", to=1)
-    assert standing == {"run": "policy", "head": 1, "serving": 3, "pinned": None, "rolled_back": [2, 3]}
+    assert standing == {
+        "run": "policy",
+        "head": 1,
+        "serving": 3,
+        "wanted": 1,
+        "pinned": None,
+        "promoted": None,
+        "rolled_back": [2, 3],
+    }
     assert await here.states() == ["retired", "retired", "rolled_back", "rolled_back"]
     assert {one["rejected_because"] for one in (await here.listed())["versions"][:2]} == {"worse"}
     (event,) = await here.world.events("version.rolled_back")

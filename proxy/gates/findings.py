@@ -1,0 +1,205 @@
+"""What gates find about a version, from evidence to a finding. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from proxy.gates.curves import difference_curve
+from proxy.gates.sequential import Comparison, compare, compare_pairs
+from proxy.settings import GuardSettings, ReleaseSettings
+
+FindingState = Literal["waiting", "passed", "failed"]
+
+GUARDS: dict[str, str] = {
+    "failed_calls": "share of failed calls",
+    "broken_tool_calls": "share of answers with a tool call that cannot be read",
+    "cut_answers": "share of answers cut at their bound on tokens",
+    "answer_length": "length of answers as a share of max_new_tokens",
+    "refusals": "share of refusals",
+    "slow_calls": "share of slow calls",
+}
+"""The guarded values of a session, each in [0, 1] and better if lower, with their names for people."""
+
+# A finding names these metrics of the step as the trainer reports them.
+_BOUNDS = {
+    "kl_behaviour_max": ("kl_behaviour", 1.0),
+    "kl_reference_max": ("kl_reference", 1.0),
+    "entropy_min": ("entropy", -1.0),
+    "entropy_max": ("entropy", 1.0),
+}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one gate has found about a version: whether it passed, and why, as a sentence and as numbers."""
+
+    gate: str
+    state: FindingState
+    text: str
+    evidence: dict[str, Any] = {}
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """Ended sessions that one side of a comparison answered alone, in the order in which they ended.
+
+    `rewards` are those of the rewarded ones; `guards` has a value in [0, 1] of every session by guard.
+    """
+
+    versions: tuple[int, ...]
+    rewards: tuple[float, ...]
+    guards: Mapping[str, tuple[float, ...]] = {}
+    sessions: int = 0
+
+
+def bounds_finding(release: ReleaseSettings, metrics: Mapping[str, float | None]) -> Finding:
+    """Compare the metrics of a step with the bounds on them."""
+    problems = []
+    shown: dict[str, float | None] = {}
+    for name, bound in release.bounds.model_dump().items():
+        if bound is None:
+            continue
+        metric, sign = _BOUNDS[name]
+        value = shown[metric] = metrics.get(metric)
+        if value is None:
+            problems.append(f"the step did not report {metric}, which bounds.{name} bounds")
+        elif sign * value > sign * bound:
+            problems.append(f"{metric} is {value:.4g}, and bounds.{name} is {bound:.4g}")
+    text = "; ".join(problems) or "the metrics of its step are within their bounds"
+    return Finding(gate="bounds", state="failed" if problems else "passed", text=text, evidence={"metrics": shown})
+
+
+def evaluation_finding(
+    release: ReleaseSettings, new: Mapping[str, float], old: Mapping[str, float], *, against: int
+) -> Finding:
+    """Compare the mean rewards by task of a candidate and of the serving version `against`, on the tasks that both
+    have attempted."""
+    wanted = release.evaluation
+    shared = sorted(new.keys() & old.keys())
+    width = release.reward_high - release.reward_low
+    found = compare_pairs([new[task] - old[task] for task in shared], release.error_rate, width=width)
+    evidence = {
+        **_numbers(found),
+        "suite": wanted.suite,
+        "against": against,
+        "tasks": len(shared),
+        "better": sum(new[task] > old[task] for task in shared),
+        "worse": sum(new[task] < old[task] for task in shared),
+    }
+    if len(shared) < wanted.tasks or found.mean is None:
+        text = (
+            f"waits for results of the suite {wanted.suite!r}: {wanted.tasks} tasks are needed with results of both"
+            f" it ({len(new)} now) and version {against} ({len(old)} now)"
+        )
+        return Finding(gate="evaluation", state="waiting", text=text, evidence=evidence)
+    is_worse = found.high < 0 and found.mean < -wanted.max_drop
+    text = (
+        f"on {len(shared)} tasks of {wanted.suite!r} its mean reward is {found.mean:+.3f} against version {against}"
+        f" (between {found.low:+.3f} and {found.high:+.3f})"
+    )
+    return Finding(gate="evaluation", state="failed" if is_worse else "passed", text=text, evidence=evidence)
+
+
+def canary_finding(release: ReleaseSettings, new: Arm, old: Arm) -> Finding:
+    """Compare the rewards of canary sessions with those of the serving version meanwhile.
+
+    It fails as soon as its mean is surely lower, and passes as soon as its mean is surely not lower by `max_drop`;
+    each conclusion is wrong with probability at most the error rate.
+    """
+    wanted = release.canary
+    found = compare(new.rewards, old.rewards, release.error_rate, low=release.reward_low, high=release.reward_high)
+    evidence = _arms(release, found, new, old)
+    numbers = f"{len(new.rewards)} canary sessions against {len(old.rewards)} of version {_named(old.versions)}"
+    if found.mean is None:
+        text = f"waits for rewarded sessions: {numbers}"
+        return Finding(gate="canary", state="waiting", text=text, evidence=evidence)
+    difference = f"mean reward {found.mean:+.3f} (between {found.low:+.3f} and {found.high:+.3f}), {numbers}"
+    if found.high < 0:
+        return Finding(gate="canary", state="failed", text=f"it is worse: {difference}", evidence=evidence)
+    if found.low > -wanted.max_drop:
+        text = f"it is not worse by {wanted.max_drop:g}: {difference}"
+        return Finding(gate="canary", state="passed", text=text, evidence=evidence)
+    if len(new.rewards) >= wanted.sessions:
+        text = f"no difference was found in {wanted.sessions} canary sessions (canary.undecided): {difference}"
+        state: FindingState = "passed" if wanted.undecided == "promote" else "failed"
+        return Finding(gate="canary", state=state, text=text, evidence=evidence)
+    text = f"waits for a clear answer, or {wanted.sessions} canary sessions: {difference}"
+    return Finding(gate="canary", state="waiting", text=text, evidence=evidence)
+
+
+def guards_finding(release: ReleaseSettings, new: Arm, old: Arm) -> Finding:
+    """Fail a version of which a guarded value is surely higher than before by more than its bound.
+
+    Each guard gets an equal part of the error rate. Guards never wait: they pass until one fails.
+    """
+    bounds = guard_bounds(release.guards)
+    problems: list[str] = []
+    evidence: dict[str, Any] = {"sessions": new.sessions, "against": old.sessions, "guards": {}}
+    for name, bound in bounds.items():
+        values, before = new.guards.get(name, ()), old.guards.get(name, ())
+        found = compare(values, before, release.error_rate / len(bounds))
+        evidence["guards"][name] = {**_numbers(found), "bound": bound, "new": _mean(values), "old": _mean(before)}
+        if found.mean is not None and found.low > bound:
+            problems.append(
+                f"{GUARDS[name]} rose from {_mean(before):.3f} to {_mean(values):.3f}, surely by more than {bound:g}"
+            )
+    text = "; ".join(problems) or f"nothing that is guarded has risen in {new.sessions} sessions"
+    return Finding(gate="guards", state="failed" if problems else "passed", text=text, evidence=evidence)
+
+
+def watch_finding(release: ReleaseSettings, suspects: Arm, before: Arm) -> Finding:
+    """Compare sessions of a served version, and of those made from it, with sessions of its predecessors.
+
+    `failed` means that the run is to be rolled back to the version before the suspects.
+    """
+    bound = release.rollback.max_drop
+    assert bound is not None, "the watch is on"
+    found = compare(
+        suspects.rewards, before.rewards, release.error_rate, low=release.reward_low, high=release.reward_high
+    )
+    evidence = {**_arms(release, found, suspects, before), "max_drop": bound}
+    numbers = (
+        f"{len(suspects.rewards)} sessions of version {_named(suspects.versions)} against {len(before.rewards)} of"
+        f" version {_named(before.versions)}"
+    )
+    if found.mean is not None and found.high < -bound:
+        text = (
+            f"the mean reward fell by {-found.mean:.3f}, surely by more than {bound:g} (rollback.max_drop): {numbers}"
+        )
+        return Finding(gate="watch", state="failed", text=text, evidence=evidence)
+    guards = guards_finding(release, suspects, before)
+    evidence["guards"] = guards.evidence["guards"]
+    if guards.state == "failed":
+        return Finding(gate="watch", state="failed", text=f"{guards.text}: {numbers}", evidence=evidence)
+    change = "no rewards yet" if found.mean is None else f"mean reward {found.mean:+.3f}"
+    return Finding(gate="watch", state="passed", text=f"{change}, {numbers}", evidence=evidence)
+
+
+def guard_bounds(guards: GuardSettings) -> dict[str, float]:
+    """Return the bounds of the guards that are on, by name."""
+    return {name: bound for name in GUARDS if (bound := getattr(guards, name)) is not None}
+
+
+def _arms(release: ReleaseSettings, found: Comparison, new: Arm, old: Arm) -> dict[str, Any]:
+    return {
+        **_numbers(found),
+        "new": {"versions": new.versions, "sessions": len(new.rewards), "reward": _mean(new.rewards)},
+        "old": {"versions": old.versions, "sessions": len(old.rewards), "reward": _mean(old.rewards)},
+        "error_rate": release.error_rate,
+        "curve": difference_curve(release, new.rewards, old.rewards),
+    }
+
+
+def _numbers(found: Comparison) -> dict[str, float | None]:
+    return {"difference": found.mean, "low": found.low, "high": found.high}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _named(versions: Sequence[int]) -> str:
+    if not versions:
+        return "none"
+    return str(versions[0]) if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"

@@ -1,0 +1,256 @@
+"""Decide about the versions of runs: let candidates through their gates, and roll back a version that turned bad.
+
+Everything is in the store: the states of versions, and the findings. Every proxy has a keeper, which looks every
+second. Decisions are transactions under the run's lock that check again what they decide about, so of several proxies
+one makes each of them, and a proxy that dies in between is replaced by any other, or by itself after its restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from proxy.clock import Clock
+from proxy.contract.policy import VersionState
+from proxy.database.rows import AnyRow
+from proxy.database.unit_of_work import Database
+from proxy.errors import BaseRlError, StoreUnavailable
+from proxy.gates.decisions import BY, promote, reject, roll_back, start_canary
+from proxy.gates.evidence import Evidence, joined
+from proxy.gates.findings import (
+    Finding,
+    bounds_finding,
+    canary_finding,
+    evaluation_finding,
+    guards_finding,
+    watch_finding,
+)
+from proxy.gates.repository import GateRepository
+from proxy.lifecycle.events import append_event
+from proxy.lifecycle.signals import Signals
+from proxy.log import logger
+from proxy.runs.service import RunDirectory, RunView
+from proxy.versions.repository import UNDECIDED, VersionRepository, wanted_version
+
+_LOG = logger(__name__)
+
+
+class Candidate(NamedTuple):
+    """An undecided version with what its gates have found."""
+
+    row: AnyRow
+    findings: list[Finding]
+
+    @property
+    def failed(self) -> Finding | None:
+        return next((each for each in self.findings if each.state == "failed"), None)
+
+    @property
+    def has_passed(self) -> bool:
+        return all(each.state == "passed" for each in self.findings)
+
+    @property
+    def waits_for(self) -> str:
+        return "; ".join(each.text for each in self.findings if each.state == "waiting")
+
+
+class Watched(NamedTuple):
+    """What the watch has found: about the serving version, and the suspected version to be taken back with its
+    finding."""
+
+    serving: int
+    finding: Finding
+    bad: tuple[int, Finding] | None
+
+
+class GateKeeper:
+    """Decides about the versions of all runs. `tend` makes one round."""
+
+    def __init__(self, *, database: Database, runs: RunDirectory, signals: Signals, clock: Clock) -> None:
+        self._database = database
+        self._runs = runs
+        self._signals = signals
+        self._clock = clock
+        self._evidence = Evidence()
+
+    async def tend(self) -> None:
+        """Look at every run once, and decide what can be decided. Raises StoreUnavailable."""
+        for run in await self._runs.list_():
+            if run.is_archived:
+                continue
+            try:
+                await self._tend(run)
+            except StoreUnavailable:
+                raise
+            except BaseRlError as error:  # another proxy, or a person, changed the version meanwhile
+                _LOG.warning("gates look again at the next round", run=run.name, error=error.message)
+
+    async def _tend(self, run: RunView) -> None:
+        release = run.settings.release
+        if release.policy == "gated":
+            await self._judge(run)
+        elif release.policy == "immediate" and await self._database.read(partial(_is_left_over, run)):
+            await self._commit(partial(_release_all, run))
+        if release.rollback.max_drop is not None:
+            await self._watch(run)
+
+    async def _judge(self, run: RunView) -> None:
+        candidates = await self._database.read(partial(self._candidates, run))
+        for candidate in candidates:
+            if (failed := candidate.failed) is not None:
+                await self._commit(partial(reject, run, candidate.row.version, candidate.findings, failed.text))
+                return  # its descendants go with it, so the others are read again
+        if await self._advance(run, candidates):
+            return
+        now, release = self._clock(), run.settings.release
+        for candidate in candidates:
+            version, findings = candidate.row.version, candidate.findings
+            if now - candidate.row.created_at > release.timeout_seconds:
+                text = f"not decided within {release.timeout_seconds:g} s (release.timeout_seconds)"
+                waits = candidate.waits_for or "it waits for another version's canary"
+                decide = partial(promote, run, version, findings, text)
+                if release.on_timeout == "reject":
+                    decide = partial(reject, run, version, findings, f"{text}: {waits}")
+                await self._commit(decide)
+                return
+            await self._save(run, version, findings)
+
+    async def _advance(self, run: RunView, candidates: Sequence[Candidate]) -> bool:
+        """Promote the newest version that has passed all gates, or let the newest that is ready answer a share of new
+        sessions. Return whether a version was promoted or begun."""
+        ready = [each for each in candidates if each.has_passed]
+        done = [each for each in ready if each.row.state == VersionState.CANARY or not _has_canary(run)]
+        if done:
+            await self._commit(partial(promote, run, done[-1].row.version, done[-1].findings, "its gates passed"))
+            return True
+        if ready and not any(each.row.state == VersionState.CANARY for each in candidates):
+            await self._commit(partial(start_canary, run, ready[-1].row.version))
+            return True
+        return False
+
+    def _candidates(self, run: RunView, connection: Connection) -> list[Candidate]:
+        repository = GateRepository(connection)
+        against = wanted_version(VersionRepository(connection).run(run.id))
+        return [self._candidate(connection, run, row, against) for row in repository.undecided(run.id)]
+
+    def _candidate(self, connection: Connection, run: RunView, row: AnyRow, against: int) -> Candidate:
+        release, repository = run.settings.release, GateRepository(connection)
+        findings: list[Finding] = []
+        if release.bounds.are_on:
+            findings.append(bounds_finding(release, row.metrics))
+        if (suite := release.evaluation.suite) is not None:
+            new, old = (repository.results(run.id, version, suite) for version in (row.version, against))
+            findings.append(evaluation_finding(release, new, old, against=against))
+        if row.state == VersionState.CANARY:
+            rows = repository.sessions(run.id, (row.version, against), since=row.canary_at, begun=True)
+            arms = self._evidence.arms(connection, run, rows)
+            canary, serving = joined(arms, (row.version,)), joined(arms, (against,))
+            findings.append(canary_finding(release, canary, serving))
+            findings.append(guards_finding(release, canary, serving))
+        return Candidate(row, findings)
+
+    async def _watch(self, run: RunView) -> None:
+        watched = await self._database.read(partial(self._watched, run))
+        if watched is None:
+            return
+        if watched.bad is not None:
+            version, finding = watched.bad
+            await self._commit(partial(roll_back, run, version, finding))
+        else:
+            await self._commit(partial(_save_watch, run, watched), wakes=False)
+
+    def _watched(self, run: RunView, connection: Connection) -> Watched | None:
+        """Compare each of the newest served versions, together with those after it, with those before it.
+
+        A version that trains fast is replaced before it has enough sessions of its own, by one that inherits its
+        fault; so those count as well.
+        """
+        release, repository = run.settings.release, GateRepository(connection)
+        of_run = VersionRepository(connection).run(run.id)
+        if of_run.pinned_version is not None:  # somebody has chosen the version that serves
+            return None
+        wanted = release.rollback
+        served = repository.served(run.id, of_run.serving_version, wanted.window + wanted.predecessors)
+        if len(served) < 2:
+            return None
+        versions = [row.version for row in served]
+        since = min(row.served_at for row in served)
+        arms = self._evidence.arms(connection, run, repository.sessions(run.id, versions, since=since))
+        found: dict[int, Finding] = {}
+        for index in range(min(wanted.window, len(versions) - 1)):
+            before = joined(arms, versions[index + 1 : index + 1 + wanted.predecessors])
+            found[versions[index]] = watch_finding(release, joined(arms, versions[: index + 1]), before)
+        failed = [version for version, finding in found.items() if finding.state == "failed"]
+        # The change was where the means differ most: an earlier cut counts good versions among the bad ones.
+        worst = min(failed, key=lambda version: _difference(found[version]), default=None)
+        bad = None if worst is None else (worst, found[worst])
+        return Watched(versions[0], found[versions[0]], bad)
+
+    async def _save(self, run: RunView, version: int, findings: Sequence[Finding]) -> None:
+        def is_new(connection: Connection) -> bool:
+            stored = GateRepository(connection).findings(run.id, (version,))
+            return {(row.gate, row.state, row.text) for row in stored} != {
+                (each.gate, each.state, each.text) for each in findings
+            }
+
+        if await self._database.read(is_new):
+            await self._commit(partial(_save_undecided, run, version, findings), wakes=False)
+
+    async def _commit(self, change: object, *, wakes: bool = True) -> None:
+        assert callable(change)
+        await self._database.commit(partial(change, now=self._clock()))
+        if wakes:
+            self._signals.versions.notify()
+            self._signals.trajectories.notify()  # a trainer may have waited for the decision
+        self._signals.events.notify()
+
+
+def _has_canary(run: RunView) -> bool:
+    return run.settings.release.canary.share > 0
+
+
+def _difference(finding: Finding) -> float:
+    difference = finding.evidence.get("difference")
+    return 0.0 if difference is None else float(difference)
+
+
+def _is_left_over(run: RunView, connection: Connection) -> bool:
+    """Return whether the run still follows promotions of an earlier policy."""
+    return VersionRepository(connection).run(run.id).promoted_version is not None
+
+
+def _release_all(run: RunView, connection: Connection, *, now: float) -> None:
+    """Let the engines follow the head, after the run's policy became `immediate`."""
+    versions = VersionRepository(connection)
+    promoted = versions.run(run.id, lock=True).promoted_version
+    if promoted is None:
+        return
+    for row in GateRepository(connection).undecided(run.id):
+        versions.set_state(run.id, row.version, VersionState.COMMITTED)
+    versions.promote(run.id, None)
+    data = {"version": versions.run(run.id).head_version, "before": promoted, "reason": "release.policy", "by": BY}
+    append_event(connection, run_id=run.id, kind="version.promoted", data=data, now=now)
+
+
+def _save_undecided(
+    run: RunView, version: int, findings: Sequence[Finding], connection: Connection, *, now: float
+) -> None:
+    versions, repository = VersionRepository(connection), GateRepository(connection)
+    versions.run(run.id, lock=True)
+    if versions.version(run.id, version).state not in UNDECIDED:
+        return  # decided meanwhile: the findings of the decision stay
+    for finding in findings:
+        repository.save(run.id, version, finding, now=now)
+
+
+def _save_watch(run: RunView, watched: Watched, connection: Connection, *, now: float) -> None:
+    versions, repository = VersionRepository(connection), GateRepository(connection)
+    stored = repository.findings(run.id, (watched.serving,))
+    if any(row.gate == "watch" and row.text == watched.finding.text for row in stored):
+        return
+    versions.run(run.id, lock=True)
+    repository.save(run.id, watched.serving, watched.finding, now=now)
+    repository.forget_watch(run.id, watched.serving)

@@ -1,0 +1,130 @@
+"""How a version comes to be served, and what takes it back: gates, canary, and automatic rollback."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
+
+from proxy.settings.section import Section
+
+ReleasePolicy = Literal["immediate", "gated", "manual"]
+Verdict = Literal["promote", "reject"]
+
+SuiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Bound = Annotated[float, Field(gt=0.0, le=1e9, allow_inf_nan=False)]
+Finite = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+
+
+class BoundSettings(Section):
+    """Bounds on metrics of the step that made a version. None: no bound. A version whose step did not report a
+    bounded metric is rejected."""
+
+    kl_behaviour_max: Finite | None = None
+    kl_reference_max: Finite | None = None
+    entropy_min: Finite | None = None
+    entropy_max: Finite | None = None
+
+    @property
+    def are_on(self) -> bool:
+        return any(value is not None for value in self.model_dump().values())
+
+
+class EvaluationSettings(Section):
+    """An evaluation on fixed tasks, whose results anybody posts (`base-rl eval`)."""
+
+    suite: SuiteName | None = None
+    """The name of the results to wait for; None: no evaluation is needed."""
+    tasks: PositiveInt = 20
+    """Tasks that must have results of both the candidate and the serving version."""
+    max_drop: Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)] = 0.0
+    """The candidate fails if its mean reward on the same tasks is lower by more than this, and is lower at all beyond
+    chance."""
+
+
+class CanarySettings(Section):
+    """A share of new sessions that the candidate answers, compared with the others."""
+
+    share: Annotated[float, Field(ge=0.0, le=0.5)] = 0.0
+    """0: no canary."""
+    sessions: PositiveInt = 200
+    """Rewarded canary sessions after which `undecided` applies if the test cannot tell."""
+    max_drop: Bound = 0.1
+    """The candidate passes early once its mean reward is surely not lower by more than this."""
+    undecided: Verdict = "promote"
+
+
+class GuardSettings(Section):
+    """Rises in what a reward may hide, beyond which a version is refused. A value of a session is a mean over its
+    calls. None: not guarded."""
+
+    failed_calls: Share | None = 0.1
+    """Share of calls that failed."""
+    broken_tool_calls: Share | None = 0.2
+    """Share of answers with a tool call that cannot be read."""
+    cut_answers: Share | None = 0.2
+    """Share of answers that reached their bound on tokens."""
+    answer_length: Share | None = None
+    """Tokens of an answer, as a share of `max_new_tokens`."""
+    refusals: Share | None = None
+    """Share of answers that contain one of `refusal_texts`, or end by a content filter."""
+    slow_calls: Share | None = None
+    """Share of calls that took longer than `slow_seconds`."""
+    slow_seconds: PositiveFloat = 30.0
+    refusal_texts: Annotated[str, StringConstraints(min_length=3, max_length=2000)] = (
+        "I cannot help; I can't help; I cannot assist; I can't assist; I'm unable to help"
+    )
+    """Texts separated by `;`, in any case."""
+
+
+class RollbackSettings(Section):
+    """Automatic rollback of a version that serves."""
+
+    max_drop: Bound | None = None
+    """Roll back once the mean reward is surely lower than before by more than this. None: no automatic rollback."""
+    predecessors: Annotated[int, Field(ge=1, le=50)] = 4
+    """Versions before the suspected one whose sessions it is compared with."""
+    window: Annotated[int, Field(ge=1, le=50)] = 8
+    """Newest served versions that are suspected; each together with those after it."""
+    leave_out_sessions: bool = True
+    """Whether untrained sessions of the versions rolled back are left out of training."""
+
+
+class ReleaseSettings(Section):
+    """How a version of the run comes to be served."""
+
+    policy: ReleasePolicy = "immediate"
+    """`immediate`: at once. `gated`: after the gates below. `manual`: when somebody promotes it."""
+    train_from: Literal["newest", "passed"] = "newest"
+    """`newest`: the trainer goes on while a candidate waits. `passed`: it gets no trajectories until then."""
+    error_rate: Annotated[float, Field(ge=1e-6, le=0.5)] = 0.05
+    """Probability of a wrong conclusion of each test of a version, however often it looks."""
+    reward_low: Finite = 0.0
+    reward_high: Finite = 1.0
+    """Rewards are clipped to this range for the tests, which need bounded values."""
+    timeout_seconds: PositiveFloat = 86400.0
+    """Longest time for which a candidate waits for its gates."""
+    on_timeout: Verdict = "reject"
+    bounds: BoundSettings = BoundSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    canary: CanarySettings = CanarySettings()
+    guards: GuardSettings = GuardSettings()
+    rollback: RollbackSettings = RollbackSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ReleaseSettings:
+        if self.reward_low >= self.reward_high:
+            raise ValueError("reward_low must be less than reward_high")
+        has_gate = self.bounds.are_on or self.evaluation.suite is not None or self.canary.share > 0
+        if self.policy == "gated" and not has_gate:
+            raise ValueError(
+                "policy = 'gated' needs a gate: set canary.share, evaluation.suite or one of bounds, or use"
+                " policy = 'manual'"
+            )
+        return self
+
+    @property
+    def needs_spare_engine(self) -> bool:
+        """Whether a canary answers calls, for which a run of whole weights needs a second engine."""
+        return self.policy == "gated" and self.canary.share > 0
