@@ -36,9 +36,7 @@ def upgrade() -> None:
         sa.Column("reward", sa.Float(), nullable=False),
         sa.Column("session_id", sa.String(40), nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "run_id", "version", "suite", "task", "attempt", name=op.f("pk_evaluation_results")
-        ),
+        sa.PrimaryKeyConstraint("run_id", "version", "suite", "task", "attempt", name=op.f("pk_evaluation_results")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_evaluation_results_run_id_runs")),
     )
     op.create_table(
