@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from proxy.admin.pages import board, engines, events, files, jobs, run_forms, runs, sessions, signing_in, webhooks
+from proxy.admin.pages import (
+    board,
+    engines,
+    events,
+    files,
+    jobs,
+    keys,
+    projects,
+    run_forms,
+    runs,
+    sessions,
+    signing_in,
+    webhooks,
+)
 from proxy.admin.pages.common import page_router
 
 router = page_router()
 
 # `files` is last: it answers every address that no page before it has.
-for _pages in (signing_in, board, runs, run_forms, sessions, engines, jobs, webhooks, events, files):
+for _pages in (
+    signing_in,
+    board,
+    runs,
+    run_forms,
+    sessions,
+    projects,
+    keys,
+    engines,
+    jobs,
+    webhooks,
+    events,
+    files,
+):
     router.routes.extend(_pages.router.routes)

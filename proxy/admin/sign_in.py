@@ -18,7 +18,7 @@ from fastapi.responses import Response
 from itsdangerous import BadSignature, URLSafeSerializer
 
 from proxy.admin.repository import SignOutRepository
-from proxy.auth.access import PrincipalKind
+from proxy.auth.access import OwnedRun, Principal, Right, has_right, may_administrate, may_see
 from proxy.auth.service import Credentials
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
@@ -27,7 +27,6 @@ from proxy.errors import PermissionDenied
 COOKIE = "base_rl_admin"
 _PATH = "/admin"
 _SALT = b"base-rl admin page"
-_OPENING_KINDS = (PrincipalKind.ADMIN, PrincipalKind.RUN)
 
 
 class SignInNeeded(Exception):
@@ -39,23 +38,37 @@ class SignInNeeded(Exception):
 
 
 class Visitor(msgspec.Struct, frozen=True, kw_only=True):
-    """A signed-in browser. An admin sees every run, others only `run_id`. `sign_in` is the id of the sign-in."""
+    """A signed-in browser, with the holder of the key that signed it in. `sign_in` is the id of the sign-in."""
 
-    key_id: str
+    principal: Principal
     sign_in: str
-    is_admin: bool
-    run_id: str | None
+
+    @property
+    def kind(self) -> str:
+        return self.principal.kind.value
+
+    @property
+    def is_admin(self) -> bool:
+        return may_administrate(self.principal)
+
+    @property
+    def manages_keys(self) -> bool:
+        """Whether the visitor may manage keys, in the scope of theirs."""
+        return has_right(self.principal, Right.CHANGE)
 
     @property
     def sections(self) -> tuple[tuple[str, str], ...]:
         """The names and addresses of the pages that the header links."""
-        if self.is_admin:
-            names = ("Engines", "Jobs", "Webhooks", "Events")
-            return ("Runs", "/admin"), *((name, f"/admin/{name.lower()}") for name in names)
-        return ("Runs", "/admin"), ("Events", "/admin/events")
+        names = ["Runs"]
+        if has_right(self.principal, Right.SEE_PROJECT):
+            names.append("Projects")
+        if self.manages_keys:
+            names.append("Keys")
+        names += ["Engines", "Jobs", "Webhooks", "Events"] if self.is_admin else ["Events"]
+        return tuple((name, "/admin" if name == "Runs" else f"/admin/{name.lower()}") for name in names)
 
-    def may_see(self, run_id: str) -> bool:
-        return self.is_admin or run_id == self.run_id
+    def may_see(self, run: OwnedRun) -> bool:
+        return may_see(self.principal, run)
 
 
 class _Ticket(msgspec.Struct, frozen=True):
@@ -93,18 +106,15 @@ class SignIn:
         """Sign in with a key. Raise AuthenticationFailed if it is unknown, PermissionDenied if its kind opens no
         page."""
         who = await self._credentials.authenticate(key)
-        if who.kind not in _OPENING_KINDS:
-            raise PermissionDenied(f"this is a {who.kind.value} key: sign in with an admin key or a run key")
-        return Visitor(
-            key_id=who.key_id,
-            sign_in=secrets.token_urlsafe(16),
-            is_admin=who.kind is PrincipalKind.ADMIN,
-            run_id=who.run_id,
-        )
+        if not has_right(who, Right.OPEN_PAGE):
+            raise PermissionDenied(
+                f"this is a {who.kind.value} key: sign in with an admin, project, viewer or run key"
+            )
+        return Visitor(principal=who, sign_in=secrets.token_urlsafe(16))
 
     def remember(self, visitor: Visitor, response: Response, *, secure: bool) -> None:
         """Set the visitor's cookie. `secure` confines it to HTTPS."""
-        ticket = _Ticket(key=visitor.key_id, until=self._clock() + self._seconds, id=visitor.sign_in)
+        ticket = _Ticket(key=visitor.principal.key_id, until=self._clock() + self._seconds, id=visitor.sign_in)
         text = self._serializer.dumps(msgspec.to_builtins(ticket))
         assert isinstance(text, str)
         response.set_cookie(
@@ -136,17 +146,16 @@ class SignIn:
     async def is_signed_in(self, visitor: Visitor) -> bool:
         """Return whether a visitor is still signed in. Event streams ask, as they outlive the request they began
         with."""
-        ticket = _Ticket(key=visitor.key_id, until=0.0, id=visitor.sign_in)
+        ticket = _Ticket(key=visitor.principal.key_id, until=0.0, id=visitor.sign_in)
         return await self._holder(ticket) is not None
 
     async def _holder(self, ticket: _Ticket) -> Visitor | None:
         who = await self._credentials.find_valid(ticket.key)
-        if who is None or who.kind not in _OPENING_KINDS:
+        if who is None or not has_right(who, Right.OPEN_PAGE):
             return None
         if await self._database.read(lambda connection: SignOutRepository(connection).is_ended(ticket.id)):
             return None
-        is_admin = who.kind is PrincipalKind.ADMIN
-        return Visitor(key_id=who.key_id, sign_in=ticket.id, is_admin=is_admin, run_id=who.run_id)
+        return Visitor(principal=who, sign_in=ticket.id)
 
     def _ticket(self, request: Request) -> _Ticket | None:
         """Return the content of the request's cookie, or None if it is missing, forged or expired."""

@@ -22,8 +22,8 @@ _STATES = {"active": {"active"}, "paused": {"paused"}, "archived": {"archived"},
 
 
 class BoardFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The conditions of the listed runs. `q` is part of a name or base model; `state` is empty for runs that are not
-    archived, or a state, or `all`."""
+    """The conditions of the listed runs. `q` is part of a name, base model or project; `state` is empty for runs that
+    are not archived, or a state, or `all`."""
 
     q: str = ""
     state: str = ""
@@ -39,7 +39,7 @@ class BoardFilter(msgspec.Struct, frozen=True, kw_only=True):
     def matches(self, run: RunGlance) -> bool:
         is_in_state = self.state == "all" or run.state in _STATES[self.state]
         text = self.q.casefold()
-        return is_in_state and (text in run.name.casefold() or text in run.base_model.casefold())
+        return is_in_state and any(text in words.casefold() for words in (run.name, run.base_model, run.project))
 
 
 def _wanted(
@@ -62,7 +62,7 @@ async def runs(
 ) -> Response:
     """Show all runs. The table repeats the request every two seconds; it gets a 204 if nothing has changed."""
     found = [run for run in await overview.board.glances(with_archived=wanted.with_archived) if wanted.matches(run)]
-    found = [run for run in found if visitor.may_see(run.id)]
+    found = [run for run in found if visitor.may_see(run)]
     health = await overview.recent_health()
     pages = max(1, -(-len(found) // _PAGE_SIZE))
     number = min(page, pages)

@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 
 from proxy.admin.boundary import PageRoute
 from proxy.admin.sign_in import SignIn, Visitor, check_origin
-from proxy.errors import BaseRlError, InvalidRequest, NotFound, PermissionDenied
+from proxy.auth.access import unknown_run
+from proxy.errors import BaseRlError, InvalidRequest, PermissionDenied
 from proxy.http.services import service
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunSummary
@@ -61,11 +62,10 @@ OWN_ORIGIN = Depends(_own_origin)
 
 async def visible_run(run: str, overview: OverviewService, visitor: Visitor) -> RunSummary:
     """Return the run's summary. Raise NotFound if there is no such run or the visitor may not see it."""
-    summary = await overview.run(run)
-    # NotFound rather than PermissionDenied: a run key must not learn which other runs exist.
-    if not visitor.may_see(summary.id):
-        raise NotFound(f"there is no run {run!r}")
-    return summary
+    # NotFound rather than PermissionDenied: a key must not learn which runs exist outside of its scope.
+    if not visitor.may_see(await overview.owned_run(run)):
+        raise unknown_run(run)
+    return await overview.run(run)
 
 
 def is_fragment(request: Request) -> bool:

@@ -44,7 +44,7 @@ async def events(
         run_ids = ((await visible_run(wanted.run, overview, visitor)).id,)
     elif not visitor.is_admin:
         glances = await overview.board.glances(with_archived=True)
-        run_ids = tuple(run.id for run in glances if visitor.may_see(run.id))
+        run_ids = tuple(run.id for run in glances if visitor.may_see(run))
     page = await overview.log.page(
         EventFilter(kind=wanted.kind or None, run_ids=run_ids), cursor=cursor or None, limit=_PAGE_SIZE
     )

@@ -11,7 +11,7 @@ from proxy.admin.pages.common import OWN_ORIGIN, Administrator, form_of, page_ro
 from proxy.admin.run_form import FIELDS, MORE, errors_of, merge_patch, settings_of, stored_settings, values_of
 from proxy.admin.sign_in import Visitor
 from proxy.admin.templating import render
-from proxy.errors import BaseRlError, Conflict, InvalidRequest
+from proxy.errors import BaseRlError, Conflict, InvalidRequest, NotFound
 from proxy.http.services import service
 from proxy.overview.endpoints import Overview
 from proxy.overview.service import OverviewService
@@ -20,10 +20,11 @@ from proxy.runs.management import RunManagement
 from proxy.runs.served import ServedRuns
 from proxy.runs.service import RunDirectory, RunView
 from proxy.runs.switch import RunSwitch
+from proxy.settings import DEFAULT_PROJECT
 
 router = page_router()
 
-_BESIDE = ("name", "model", "from", "clone")
+_BESIDE = ("name", "model", "from", "clone", "project")
 _FIELD_NAMES = frozenset({*_BESIDE, *(field.name for field in FIELDS)})
 
 
@@ -65,10 +66,15 @@ async def create_run(request: Request, visitor: Administrator, overview: Overvie
             made = await management.clone(clone, name, merge_patch(before, settings))
         else:
             model, begin_from = form.get("model", "").strip(), form.get("from", "").strip()
-            made = await management.create(name, model or None, settings, begin_from=begin_from or None)
-    except (InvalidRequest, Conflict) as error:
+            project = form.get("project", "").strip() or DEFAULT_PROJECT
+            made = await management.create(
+                name, model or None, settings, begin_from=begin_from or None, project=project
+            )
+    except (InvalidRequest, Conflict, NotFound) as error:
+        if isinstance(error, NotFound) and error.param != "project":
+            raise
         page = await _form_page(visitor, overview, form, _errors(error))
-        return HTMLResponse(page, status_code=error.status)
+        return HTMLResponse(page, status_code=400 if isinstance(error, NotFound) else error.status)
     return RedirectResponse(f"/admin/runs/{made.name}", status_code=303)
 
 
@@ -148,8 +154,10 @@ async def _form_page(
     # A request that no form of ours sent may lack fields.
     form = dict.fromkeys((*_BESIDE, *(field.name for field in FIELDS), MORE), "") | form
     glances = await overview.board.glances(with_archived=True)
-    models = sorted({run.base_model for run in glances if visitor.may_see(run.id)})
+    models = sorted({run.base_model for run in glances if visitor.may_see(run)})
+    projects = sorted({run.project for run in glances if visitor.may_see(run)})
     values: dict[str, Any] = {"form": form, "errors": errors, "fields": FIELDS, "models": models, "run": of}
+    values["projects"] = projects
     return render("run_form.html", visitor=visitor, **values)
 
 
@@ -158,7 +166,7 @@ async def _delete_page(view: RunView, visitor: Visitor, overview: OverviewServic
     return render("delete_run.html", visitor=visitor, run=summary, problem=None if error is None else error.message)
 
 
-def _errors(error: InvalidRequest | Conflict) -> dict[str, str]:
+def _errors(error: InvalidRequest | Conflict | NotFound) -> dict[str, str]:
     if isinstance(error, InvalidRequest):
         return errors_of(error, _FIELD_NAMES)
-    return {"name" if error.param == "name" else "": error.message}
+    return {error.param if error.param in ("name", "project") else "": error.message}

@@ -97,7 +97,7 @@ async def revised(run: str, overview: Overview, visitor: Guest, cursor: str = ""
 @router.get("/sessions/{session_id}")
 async def session(session_id: str, overview: Overview, visitor: Guest, tokens: bool = False) -> Response:
     found = await overview.session(session_id, with_tokens=tokens)
-    if not visitor.may_see(found.session.run_id):
+    if not visitor.may_see(await overview.owner_of(found.session.run_id)):
         raise NotFound(f"there is no session {session_id!r}")
     turns = draw(found.turns, found.rewards, found.untrained_turns)
     page = render("session.html", visitor=visitor, view=found, turns=turns, tokens=tokens, now=overview.now())

@@ -97,6 +97,8 @@ def _glance(row: AnyRow, totals: RunTotals, rewards: Sequence[float], staleness:
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         staleness_mean=staleness,
         last_activity_at=totals.last_activity_at,
+        project_id=row.project_id,
+        project=row.project,
     )
 
 

@@ -27,3 +27,5 @@ class RunGlance(msgspec.Struct, frozen=True, kw_only=True):
     mean_reward: float | None
     staleness_mean: float | None
     last_activity_at: float | None
+    project_id: str
+    project: str
