@@ -157,9 +157,10 @@ def assemble(
         ending.callback(teacher.close)
     instruments = Instruments(settings, algorithm, ranks, base, head, shared.profiler)
     ending.callback(instruments.close)
-    publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states, model, ranks)
+    publisher = DiskPublisher(settings.weights, base, model, ranks)
     ending.callback(publisher.close)
     versions = Versions(settings, algorithm, ranks, connection.client, connection.claims, publisher, learner)
+    ending.callback(versions.close)
     source = BatchSource(connection.claims, settings.batch, algorithm, model.vocabulary, head.max_new_tokens)
     prefetcher = None
     if shared.changed is not None:

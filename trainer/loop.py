@@ -5,6 +5,8 @@ What waits for what:
   the run is paused, by an operator or by this loop; resuming the run wakes it. Meanwhile the thread of `LeaseKeeper`
   renews the leases of all claims.
 - every request waits for a proxy that is down; the proxy's return wakes it.
+- publishing runs behind the next step on a thread of its own where the settings allow it. `versions.make` waits for
+  the version before; the next batch may be claimed while that one is committed.
 - ranks other than the first wait in `from_first` for the first rank's result. Serving never waits for the trainer.
 
 Nothing takes effect between claim and commit: if the process dies there, the leases expire, and the weights that were
@@ -85,9 +87,12 @@ class TrainingLoop:
 
     def _step(self) -> None:
         clock, reporter = self.reporter.clock, self.reporter
+        self.head = self.versions.settled(self.head)
         reporter.between_steps(self.head.version)
         clock.begin("claim")
         claimed = self.ranks.from_first(lambda: self.take(self.head.version, self.means))
+        # Before the batch is trained: if the version behind was refused, the step would be in vain.
+        self.head = self.versions.settled(self.head)
         if claimed is None or claimed.claim_id is None:
             return
         clock.begin("prepare")
@@ -109,8 +114,13 @@ class TrainingLoop:
         self.gradients.learnt()
         clock.begin("publish_and_commit")
         report = reporter.trained(claimed, prepared, mini_batches, outcome, taught)
-        self.head = self.versions.make(self.head, self.means, claimed.claim_id, *report)
-        reporter.committed(self.head.version, report, self.versions.committed_metrics)
+        self.head = self.versions.make(
+            self.head,
+            self.means,
+            claimed.claim_id,
+            *report,
+            committed=lambda version, metrics: reporter.committed(version, report, metrics),
+        )
 
     def _prepare(self, claimed: ClaimedBatch) -> Prepared:
         def prepared() -> Prepared:

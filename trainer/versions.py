@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import structlog
+import torch
 
 from proxy.contract.claim import CommitRequest, StepReport, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
-from proxy.contract.policy import Head, PruneRequest
+from proxy.contract.policy import Head, Probe, PruneRequest
 from proxy.contract.step import StepInputs, TokenAudit
 from trainer.algorithm.parts import Algorithm, as_json
 from trainer.algorithm.running import RunningMeans, lacks_spreads
-from trainer.claims.leased import LeasedClaims
+from trainer.claims.leased import Consumption, LeasedClaims
 from trainer.config import TrainerSettings
-from trainer.errors import ProxyRefused, ProxySilent, Superseded, WeightsUnusable
+from trainer.errors import HeadMoved, ProxyRefused, ProxySilent, Superseded, TrainerError, WeightsUnusable
 from trainer.models.state_dict import whole_weights
 from trainer.observe.step_metrics import consumption
+from trainer.parallel.checkpoint import copied, plain_part
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
+from trainer.publish.pending import Committed, Pending, ignored, may_be_behind
 from trainer.publish.probe import probe_of
-from trainer.publish.publisher import TrainerState, WeightPublisher
+from trainer.publish.publisher import OLDER_TENSORS, Staged, TrainerState, WeightPublisher
+from trainer.publish.shards import MEGABYTE
 from trainer.runtime.conditions import conditions
 from trainer.update import Learner
 
 _STATE_FORMAT = 2
 # A prime, so that runs with neighbouring seeds do not repeat each other's seeds at other versions.
 _SEED_STRIDE = 1_000_003
+
+# A trainer that is stopped has some seconds more; a version that is not committed by then is made again.
+_CLOSE_SECONDS = 8.0
 
 _log = structlog.get_logger("trainer")
 
@@ -54,8 +62,11 @@ class Versions:
         self._claims = claims
         self.publisher = publisher
         self._learner = learner
-        self.committed_metrics: dict[str, float] = {}
-        """The metrics of the last commit; empty on all ranks but the first."""
+        self._may_be_behind = may_be_behind(settings, ranks)
+        self._knows_numbers = False
+        self._pending: Pending | None = None
+        self._has_older_optimizer = False
+        """Whether the optimiser's state is that of an earlier version than the weights."""
         self._fresh = True
         """Whether the optimiser began anew with the current weights, without a trainer state."""
 
@@ -65,6 +76,12 @@ class Versions:
         Held claims are given back, and directories that earlier trainers did not commit are removed. Raises
         ProxyRefused, WeightsUnusable.
         """
+        # Before the head is asked for: the version behind may still become the head.
+        if self._pending is not None:
+            with suppress(TrainerError):
+                self._pending.finish()
+            self._pending = None
+        self._knows_numbers = False
         self._ranks.from_first(self._claims.give_back)
         head = self._ranks.from_first(self._client.head)
         garbage = self._ranks.from_first(lambda: self.publisher.collect(head))
@@ -76,6 +93,9 @@ class Versions:
         check_format(state, head)
         self._learner.restore(state)
         self._fresh = state is None
+        self._has_older_optimizer = state is not None and OLDER_TENSORS in state
+        if self._has_older_optimizer:
+            _log.info("the head has no optimiser state: that of an earlier version is used", version=head.version)
         means = means_of(state, self._algorithm)
         if state is not None and lacks_spreads(state["means"]):
             _log.warning("the trainer state has no spread of rewards: it is estimated anew", version=head.version)
@@ -95,57 +115,108 @@ class Versions:
         audits: Sequence[TrajectoryAudit],
         metrics: Mapping[str, float],
         tokens: Sequence[TokenAudit],
+        committed: Committed = ignored,
     ) -> Head:
         """Publish the current weights and commit them as the successor of `head`, consuming `claim_id` and all kept
-        claims. Raises Superseded if the proxy refuses the commit; the written weights are then removed."""
-        tensors = whole_weights(self._learner.model.named_weights(), self._ranks)
+        claims. `committed` is called with the version's number and all of its metrics once it is committed.
+
+        The version before is waited for first. If this one is written behind the next step, the returned head has its
+        number and no weights yet, and `settled` or the next `make` reports its commit. Raises Superseded if the proxy
+        refuses the commit of either; the written weights are then removed.
+        """
+        head = self._finished(head)
+        # A number may have been used by a version that was withdrawn, so the first commit's answer is waited for.
+        # From then on the head is the newest version, and its successor's number is known.
+        behind = self._may_be_behind and self._knows_numbers
+        dtype = self.publisher.dtype
+        due = self._ranks.from_first(lambda: self.publisher.is_state_due(head))
+        tensors = whole_weights(self._learner.model.named_weights(), self._ranks, dtype)
         probe = probe_of(self._learner.model, self._ranks.device)
-        state = state_after(self._learner, means)
-        inputs = StepInputs(
+        state = state_after(self._learner, means, dtype)
+        if behind:
+            state = copied(state) if due else plain_part(state)
+        consumed = self._ranks.from_first(lambda: self._claims.begin_commit(claim_id, audits))
+        metrics = {**metrics, **consumption(consumed.audits)}
+        step = StepReport(
+            config_hash=self._settings.config_hash(),
+            seed=self.seed(head),
+            metrics=metrics,
+            audit=consumed.audits,
+            tokens=tuple(tokens),
+            inputs=self._inputs(claim_id, consumed),
+        )
+
+        def publish() -> Head:
+            staged = self.publisher.stage(head, tensors, state, with_tensors=due)
+            made = self._ranks.from_first(lambda: self._commit(head, staged, consumed, step, probe))
+            self._ranks.from_first(lambda: self._remove_old(made))
+            return made
+
+        self._fresh = self._has_older_optimizer = False
+        provisional = msgspec.structs.replace(head, version=head.version + 1, weights=None)
+        self._pending = Pending(provisional.version, lambda made: committed(made, metrics), publish, behind=behind)
+        if behind:
+            return provisional
+        self._knows_numbers = True
+        return self._finished(head)
+
+    def _inputs(self, claim_id: ClaimId | None, consumed: Consumption) -> StepInputs:
+        dtype, weights = self.publisher.dtype, self._settings.weights
+        return StepInputs(
             config=self._settings.mathematics(),
             algorithm=as_json(self._algorithm),
             conditions=conditions(self._ranks),
             trained_claim=claim_id,
             optimizer_steps=self._learner.steps if claim_id is None else self._learner.steps_before,
             fresh_optimizer=self._fresh,
+            older_optimizer=self._has_older_optimizer,
+            taken_together=consumed.taken_together,
+            weights_dtype="float32" if dtype is None else str(dtype).removeprefix("torch."),
+            shard_bytes=weights.shard_megabytes * MEGABYTE,
         )
-        # Before the weights are written, which takes long, and again at the commit.
-        self._ranks.from_first(lambda: self._claims.check(claim_id))
-        staged = self.publisher.stage(head, tensors, state)
 
-        def commit() -> Head:
-            try:
-                claim_ids, consumed = self._claims.to_commit(claim_id, audits)
-                together = self._claims.taken_together()
-                self.committed_metrics = {**metrics, **consumption(consumed)}
-                report = StepReport(
-                    config_hash=self._settings.config_hash(),
-                    seed=self.seed(head),
-                    metrics=self.committed_metrics,
-                    audit=consumed,
-                    tokens=tuple(tokens),
-                    inputs=msgspec.structs.replace(inputs, taken_together=together),
+    def _commit(
+        self, head: Head, staged: Staged, consumed: Consumption, step: StepReport, probe: Probe | None
+    ) -> Head:
+        try:
+            self._claims.check_held(consumed.claim_ids)
+            reply = self._client.commit(
+                CommitRequest(
+                    claim_ids=consumed.claim_ids,
+                    parent_version=head.version,
+                    weights=staged.weights,
+                    step=step,
+                    probe=probe,
                 )
-                reply = self._client.commit(
-                    CommitRequest(
-                        claim_ids=claim_ids,
-                        parent_version=head.version,
-                        weights=staged.weights,
-                        step=report,
-                        probe=probe,
-                    )
-                )
-            except Superseded:
-                self.publisher.discard(staged)
-                raise
-            # Settled only now: if the process dies before this line, the next trainer settles the head.
-            self.publisher.settle(staged)
-            self._claims.consumed(claim_ids)
-            return msgspec.structs.replace(head, version=reply.version, weights=staged.weights)
+            )
+        except Superseded:
+            self.publisher.discard(staged)
+            raise
+        # Settled only now: if the process dies before this line, the next trainer settles the head.
+        self.publisher.settle(staged)
+        self._claims.consumed(consumed.claim_ids)
+        return msgspec.structs.replace(head, version=reply.version, weights=staged.weights)
 
-        made = self._ranks.from_first(commit)
-        self._fresh = False
-        self._ranks.from_first(lambda: self._remove_old(made))
+    def settled(self, head: Head) -> Head:
+        """Return the head, which has its weights if the version behind has been committed. Never waits.
+
+        Raises Superseded if its commit was refused, and the other errors of publishing."""
+        return self._finished(head) if self._pending is not None and self._pending.is_done else head
+
+    def close(self) -> None:
+        """Wait a while for the version that is being written, so that a step is not lost when the trainer ends."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with suppress(TrainerError, TimeoutError):
+                pending.finish(_CLOSE_SECONDS)
+
+    def _finished(self, head: Head) -> Head:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return head
+        made = pending.finish()
+        if pending.is_behind and made.version != pending.version:
+            raise HeadMoved(f"the version was committed as {made.version}, not {pending.version}")
         return made
 
     def _remove_old(self, head: Head) -> None:
@@ -155,7 +226,8 @@ class Versions:
         if keep is None or not present:
             return
         try:
-            reply = self._client.prune(PruneRequest(keep=keep, present=present))
+            every = self._settings.weights.keep_every
+            reply = self._client.prune(PruneRequest(keep=keep, present=present, keep_every=every))
         except (ProxySilent, ProxyRefused) as error:
             _log.warning("old weights not removed, trying again after the next version", reason=str(error))
             return
@@ -164,12 +236,13 @@ class Versions:
             _log.info("old weights removed", directories=[Path(uri).name for uri in reply.remove])
 
 
-def state_after(learner: Learner, means: RunningMeans) -> TrainerState:
-    """Return this rank's part of the state that the next step depends on besides the weights, without copies."""
+def state_after(learner: Learner, means: RunningMeans, published: torch.dtype | None = None) -> TrainerState:
+    """Return this rank's part of the state that the next step depends on besides the weights `published` in a dtype,
+    without copies."""
     return {
         "format": _STATE_FORMAT,
         "means": means.as_json(),
-        **learner.capture(),
+        **learner.capture(published),
     }
 
 

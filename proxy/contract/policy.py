@@ -41,13 +41,16 @@ class WeightsFormat(StrEnum):
 STATE_DIRECTORY = "trainer_state"
 """The folder of a version that only trainers read. They remove it from old versions."""
 STATE_INDEX = f"{STATE_DIRECTORY}/state.json"
-"""The only file of that folder in `WeightsReference.files`; it has the checksums of the others."""
+"""A trainer state's index, which is in `WeightsReference.files` and has the checksums of the state's other files."""
+STATE_COUNTERS = f"{STATE_DIRECTORY}/counters.json"
+"""The only file of that folder in a version without a trainer state of its own; it refers to an older one."""
 UNCOMMITTED_MARK = ".uncommitted"
 """An empty file in a directory whose commit is not yet confirmed; never listed in `WeightsReference.files`."""
 
 
 class WeightsReference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The location and checksums of a version's weights. `sha256` and `bytes` cover the safetensors files in order of
+    """The location and checksums of a version's weights. `bytes` is the size of its safetensors files together.
+    `sha256` is the checksum of a single safetensors file; of several, the SHA-256 of their checksums in order of
     their names.
 
     `files` maps the path of every file in the directory to its SHA-256, so that only verified files are read. It is
@@ -82,10 +85,12 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PruneRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A question which of the `present` weights (uris) may be deleted while the newest `keep` versions stay."""
+    """A question which of the `present` weights (uris) may be deleted while the newest `keep` versions stay, and
+    every `keep_every`-th version."""
 
     keep: int
     present: tuple[str, ...]
+    keep_every: int | None = None
 
 
 class PruneReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,6 +66,9 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
       batch of its own.
     - `optimizer_steps`: the number of optimiser steps before this step.
     - `fresh_optimizer`: the optimiser was new, because the parent is the base model or has no trainer state.
+    - `older_optimizer`: the step came after a restart from a version without an optimiser state of its own, with the
+      state of an earlier version, so it cannot be replayed.
+    - `weights_dtype`, `shard_bytes`: the precision of the published weights, and the largest file; 0: one file.
     - `fit`: the version was fitted to chosen data instead of claims, and the optimiser of the steps was not used.
     """
 
@@ -77,6 +80,9 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
     fresh_optimizer: bool
     fit: Fit | None = None
     taken_together: tuple[tuple[ClaimId, ...], ...] = ()
+    older_optimizer: bool = False
+    weights_dtype: str = "float32"
+    shard_bytes: int = 0
 
 
 class TokenAudit(msgspec.Struct, frozen=True, kw_only=True):

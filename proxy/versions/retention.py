@@ -34,12 +34,15 @@ class WeightRetention:
     async def prune(self, run: RunView, request: PruneRequest) -> PruneReply:
         """Mark the present versions older than the newest `keep`, and return all present ones that are marked.
 
-        The head, the serving, pinned and promoted version, version 0, versions from which other runs begin, that
-        wait for their gates or that sessions are held on are never marked, and a mark is never removed. Raises
-        InvalidRequest.
+        The head, the serving, pinned and promoted version, version 0, every `keep_every`-th version, versions from
+        which other runs begin, that wait for their gates or that sessions are held on are never marked, and a mark is
+        never removed. Raises InvalidRequest.
         """
         if request.keep < 1:
             raise InvalidRequest(f"keep is 1 or more, not {request.keep}", param="keep")
+        every = request.keep_every
+        if every is not None and every < 1:
+            raise InvalidRequest(f"keep_every is 1 or more, not {every}", param="keep_every")
         if len(request.present) > MAX_PRESENT:
             raise InvalidRequest(f"present names at most {MAX_PRESENT} weights at once", param="present")
         now = self._clock()
@@ -59,6 +62,8 @@ class WeightRetention:
                 *repository.begun_from(run.id),
                 *in_use(connection, run.id),
             }
+            if every is not None:
+                needed |= {version for version in uris.values() if version % every == 0}
             old = [version for version in uris.values() if version <= newest_to_remove and version not in needed]
             marked = repository.mark_removed(run.id, old, now=now)
             if marked:

@@ -20,7 +20,7 @@ from proxy.engines.sglang import SglangEngine
 from proxy.errors import EngineFailed
 from tests.engines.conftest import Models, Reference, Server
 from tests.engines.generating import PROMPT, ask, collect
-from trainer.config import AdapterSettings, TrainerSettings
+from trainer.config import AdapterSettings, DiskWeights, TrainerSettings
 from trainer.loading import load_learnt
 from trainer.models.adapters import AdaptedPolicy
 from trainer.models.state_dict import gather_weights
@@ -39,7 +39,7 @@ def adapted(models: Models, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
         for _, weight in policy.named_weights():
             weight.normal_(0, 0.1, generator=generator)
     head = Head(run_id=RunId("run_a"), run_name="policy", version=0, base_model=str(models.a), weights=None)
-    publisher = DiskPublisher(tmp_path_factory.mktemp("weights"), models.a, 1, policy)
+    publisher = DiskPublisher(DiskWeights(directory=tmp_path_factory.mktemp("weights")), models.a, policy)
     staged = publisher.stage(head, gather_weights(policy.named_weights(), keep=True), None)
     publisher.settle(staged)
     return Path(staged.weights.uri), policy.adapters.model.inner.eval()

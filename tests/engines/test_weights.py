@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import shutil
 from pathlib import Path
 
 import httpx
@@ -17,6 +18,7 @@ from proxy.engines.sglang import SglangEngine
 from proxy.errors import EngineFailed
 from tests.engines.conftest import Models, Reference, Server, sglang_venv
 from tests.engines.generating import PROMPT, Answer, ask, collect, gather, open_stream
+from trainer.publish.shards import write_shards
 
 LONG = 300
 
@@ -82,6 +84,21 @@ async def test_after_a_swap_new_requests_are_wholly_of_the_new_weights(
         assert answer.spans == (LabelSpan(label="b", start=0, end=16),)
     info = await engine.info()
     assert (info.model_path, info.weight_label) == (str(models.b), "b")
+
+
+async def test_shards_in_bfloat16_are_served_as_they_are(
+    engine: SglangEngine, models: Models, server: Server, tmp_path: Path
+) -> None:
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(models.b / "model.safetensors").items()}
+    assert len(write_shards(tensors, tmp_path, sum(tensor.nbytes for tensor in tensors.values()) // 3)) > 2
+    shutil.copyfile(models.b / "config.json", tmp_path / "config.json")
+    await engine.pause(PauseMode.IN_PLACE)
+    await engine.load_weights(str(tmp_path), "shards")
+    await engine.resume()
+    answer = await collect(engine, ask())
+    assert answer.spans == (LabelSpan(label="shards", start=0, end=16),)
+    expected = Reference(tmp_path).of_output(PROMPT, answer.ids)
+    assert answer.logprobs == pytest.approx(expected, abs=server.exactness)
 
 
 async def test_a_failing_update_keeps_the_old_weights(

@@ -61,10 +61,11 @@ def test_a_step_commits_a_version_that_from_pretrained_reads(start: Start, tiny_
     assert 0 < commit.step.metrics["tokens_computed"] < commit.step.metrics["tokens_in_sequences"]
 
 
-@pytest.mark.parametrize("preset", ["grpo", "ppo"])
-def test_restarts_change_nothing(start: Start, tiny_model: Path, tmp_path: Path, preset: str) -> None:
+@pytest.mark.parametrize(("preset", "dtype"), [("grpo", "float32"), ("ppo", "float32"), ("grpo", "bfloat16")])
+def test_restarts_change_nothing(start: Start, tiny_model: Path, tmp_path: Path, preset: str, dtype: str) -> None:
     configured = settings(
         tmp_path,
+        weights={"dtype": dtype},
         optimizer={"learning_rate": 1e-3, "warmup_steps": 6, "weight_decay": 0.1},
         algorithm={"preset": preset},
     )

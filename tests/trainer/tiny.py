@@ -140,7 +140,8 @@ def settings(directory: Path, /, **changes: Any) -> TrainerSettings:
         "api_key": KEY,
         "batch": {"trajectories": 8, "at_least": 1, "wait_seconds": 0.1},
         "optimizer": {"learning_rate": 1e-3},
-        "weights": {"directory": str(directory)},
+        # At once, so that a test finds the version of a step committed when the step returns.
+        "weights": {"directory": str(directory), "behind": False},
         # The log-probabilities that tests record are invented, so a gap to them means nothing.
         "mismatch": {"warn_above": 0, "pause_above": 0},
     }

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, TrajectoryAudit
@@ -31,6 +33,15 @@ MOST_KEPT = 8
 committed with a version of unchanged weights, and a batch is not filled up beyond it."""
 
 _log = structlog.get_logger("trainer.claims")
+
+
+class Consumption(NamedTuple):
+    """The claims that a version consumes: the kept ones in their order, then those of the batch that was trained,
+    with their audits, and the claims of each batch that consists of several."""
+
+    claim_ids: tuple[ClaimId, ...]
+    audits: tuple[TrajectoryAudit, ...]
+    taken_together: tuple[tuple[ClaimId, ...], ...]
 
 
 class LeasedClaims:
@@ -51,6 +62,8 @@ class LeasedClaims:
         self._trainer = trainer
         self._process = process
         self._accepted = accepted
+        self._committing: frozenset[ClaimId] = frozenset()
+        """The claims of the version that is being written and committed while the next batch is trained."""
         self._kept: dict[ClaimId, tuple[TrajectoryAudit, ...]] = {}
         self._joined: dict[ClaimId, tuple[ClaimId, ...]] = {}
         """The claims that were joined to a batch, by the first claim of the batch."""
@@ -63,7 +76,7 @@ class LeasedClaims:
         ConfigurationError where the run's engine would not load what would be made of it.
         """
         # A lost kept claim would make the next commit fail: better before a batch is trained than after.
-        self._check_held(tuple(self._kept))
+        self.check_held(tuple(self._kept))
         settings = self._settings
         at_least = settings.at_least if waits else settings.trajectories
         batch = self._claim(version, settings.trajectories, at_least, settings.wait_seconds if waits else 0.0)
@@ -95,27 +108,29 @@ class LeasedClaims:
         own = 0 if batch.claim_id is None else len(self._whole(batch.claim_id))
         return MOST_KEPT - len(self._kept) - own
 
-    def taken_together(self) -> tuple[tuple[ClaimId, ...], ...]:
+    def _joins(self) -> tuple[tuple[ClaimId, ...], ...]:
         """Return the claims of each held batch that consists of several, in the order in which they were joined."""
         return tuple((first, *more) for first, more in self._joined.items())
 
     def _claim(self, version: int, want: int, at_least: int, wait_s: float) -> ClaimedBatch | None:
+        # The proxy counts from its head, which is one version behind the weights while their version is committed.
+        lag = 1 if self._committing else 0
         batch = self._client.claim(
             ClaimRequest(
                 trainer=self._trainer,
                 process=self._process,
                 want=want,
                 at_least=at_least,
-                max_staleness=self._settings.max_staleness,
+                max_staleness=self._settings.max_staleness - lag,
                 wait_s=wait_s,
             )
         )
         # Held before the version is checked, so that `give_back` releases a claim of the wrong version.
         if batch.claim_id is not None:
             self._leases.hold(batch.claim_id, batch.lease_expires_at)
-        if batch.base_version != version:
+        if not version - lag <= batch.base_version <= version:
             raise HeadMoved(f"the head is version {batch.base_version}, not {version}")
-        return batch if batch.claim_id is not None else None
+        return msgspec.structs.replace(batch, base_version=version) if batch.claim_id is not None else None
 
     def await_proxy(self) -> None:
         """Wait until the proxy answers, at most for the client's patience. Raises ProxySilent, ProxyRefused."""
@@ -130,22 +145,20 @@ class LeasedClaims:
         )  # the audits of the batch are stored with its first claim
         return len(self._kept) >= MOST_KEPT
 
-    def check(self, current: ClaimId | None) -> None:
-        """Raise ClaimLost if `to_commit` would, so that no version is written in vain."""
-        self._check_held(self._due(current))
-
-    def to_commit(
-        self, current: ClaimId | None, audits: Sequence[TrajectoryAudit]
-    ) -> tuple[tuple[ClaimId, ...], tuple[TrajectoryAudit, ...]]:
-        """Return the claims that a version consumes, with their audits: the kept ones in their order, then those of
-        the batch that began with `current`.
+    def begin_commit(self, current: ClaimId | None, audits: Sequence[TrajectoryAudit]) -> Consumption:
+        """Return the claims that a version consumes. From now on they belong to that version, and their leases are
+        renewed until `consumed` or `give_back`.
 
         Raises ClaimLost if one of them has lost its lease, even a kept one: the running means include its rewards,
         and the consumed claims must be those that the weights depend on.
         """
         ids = self._due(current)
-        self._check_held(ids)
-        return ids, (*(audit for kept in self._kept.values() for audit in kept), *audits)
+        self.check_held(ids)
+        due = Consumption(ids, (*(audit for kept in self._kept.values() for audit in kept), *audits), self._joins())
+        self._committing = frozenset(ids)
+        self._kept.clear()
+        self._joined.clear()
+        return due
 
     def _due(self, current: ClaimId | None) -> tuple[ClaimId, ...]:
         return (*self._kept, *(self._whole(current) if current is not None else ()))
@@ -153,16 +166,17 @@ class LeasedClaims:
     def _whole(self, claim_id: ClaimId) -> tuple[ClaimId, ...]:
         return (claim_id, *self.joined_to(claim_id))
 
-    def _check_held(self, claim_ids: Sequence[ClaimId]) -> None:
+    def check_held(self, claim_ids: Sequence[ClaimId]) -> None:
+        """Raise ClaimLost if the lease of one of the claims has ended."""
         for claim_id in claim_ids:
             if not self._leases.is_held(claim_id):
                 raise ClaimLost(f"{claim_id}: its lease ended before its version was made")
 
     def consumed(self, claim_ids: Sequence[ClaimId]) -> None:
+        """Record that the claims of `begin_commit` are committed. Another thread than the loop's may call this."""
         for claim_id in claim_ids:
-            self._kept.pop(claim_id, None)
-            self._joined.pop(claim_id, None)
             self._leases.drop(claim_id)
+        self._committing = frozenset()
 
     def pause_run(self, reason: str) -> None:
         """Pause the run: nothing more can be taken until somebody resumes it. Kept claims stay held."""
@@ -186,6 +200,7 @@ class LeasedClaims:
             self._leases.drop(claim_id)
         self._kept.clear()
         self._joined.clear()
+        self._committing = frozenset()
         return held
 
 

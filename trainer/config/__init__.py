@@ -49,7 +49,7 @@ from trainer.config.parts import (
 )
 from trainer.config.run import OF_THE_PROCESS, TrainerSettings
 from trainer.config.section import CLEARED, is_cleared
-from trainer.config.weights import DiskWeights
+from trainer.config.weights import DiskWeights, WeightsDtype
 
 __all__ = [
     "CLEARED",
@@ -90,6 +90,7 @@ __all__ = [
     "Truncated",
     "TruncatedSampling",
     "WandbSettings",
+    "WeightsDtype",
     "is_cleared",
     "load_runs",
     "load_settings",

@@ -106,7 +106,7 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings, configuration: 
         if options.kind == REWARD_MODEL:
             return _reward_model(options, settings, client, head, base, seed, ranks.device)
         model = load_learnt(base, settings, ranks)
-        publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states, model)
+        publisher = DiskPublisher(settings.weights, base, model)
         ending.callback(publisher.close)
         for name in publisher.collect(head):
             _log.info("what an earlier process left uncommitted is removed", directory=name)

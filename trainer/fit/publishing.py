@@ -13,10 +13,11 @@ from trainer.config import TrainerSettings
 from trainer.errors import ProxyRefused, Superseded
 from trainer.models.policy import Policy
 from trainer.models.state_dict import gather_weights
+from trainer.models.trained import TRAINED, capture_trained
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
 from trainer.publish.probe import probe_of
-from trainer.publish.publisher import TrainerState, WeightPublisher
+from trainer.publish.publisher import OLDER_TENSORS, TrainerState, WeightPublisher
 from trainer.runtime.conditions import conditions
 
 
@@ -38,7 +39,11 @@ def publish(
     Raises Superseded if the head has changed, ProxyRefused; the written weights are then removed. If the process
     dies they are garbage, unless the commit was made; the next trainer finds out which.
     """
-    staged = publisher.stage(head, gather_weights(model.named_weights(), keep=True), state)
+    if state is not None:
+        state = {key: value for key, value in state.items() if key not in (TRAINED, OLDER_TENSORS)}
+        state |= capture_trained(model.named_weights(), publisher.dtype)
+    tensors = gather_weights(model.named_weights(), keep=True, dtype=publisher.dtype)
+    staged = publisher.stage(head, tensors, state)
     report = StepReport(
         config_hash=settings.config_hash(),
         seed=seed,

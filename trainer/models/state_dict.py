@@ -21,22 +21,23 @@ from trainer.parallel.mesh import Ranks
 from trainer.parallel.tensor import NamedWeights, like, whole
 
 
-def gather_weights(weights: NamedWeights, *, keep: bool) -> dict[str, Tensor]:
-    """Return whole copies on the CPU by their names on the disk. A collective; ranks without `keep` return {}."""
+def gather_weights(weights: NamedWeights, *, keep: bool, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Return whole copies on the CPU by their names on the disk, in `dtype` if one is given. A collective; ranks
+    without `keep` return {}."""
     gathered: dict[str, Tensor] = {}
     for name, parameter in weights:
         tensor = whole(parameter.detach())
         if keep:
             parts = tensor.unbind(0) if "*" in name else (tensor,)
             for on_disk, part in zip(names_on_disk(name, len(parts)), parts, strict=True):
-                gathered[on_disk] = part.to("cpu", copy=True).contiguous()
+                gathered[on_disk] = part.to("cpu", dtype, copy=True).contiguous()
     return gathered
 
 
-def whole_weights(weights: NamedWeights, ranks: Ranks) -> dict[str, Tensor]:
+def whole_weights(weights: NamedWeights, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """Return `gather_weights` of all pipeline stages together on the first rank, and {} on the others. A
     collective."""
-    return ranks.join_stages(gather_weights(weights, keep=ranks.leads_stage))
+    return ranks.join_stages(gather_weights(weights, keep=ranks.leads_stage, dtype=dtype))
 
 
 def names_on_disk(name: str, count: int) -> list[str]:
@@ -128,8 +129,17 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def joint_digest(sums: Mapping[str, str]) -> str:
+    """Return the digest of a version from the SHA-256 of its safetensors files by name: that of a single file, or
+    the SHA-256 of all of them in order of their names."""
+    if len(sums) == 1:
+        return next(iter(sums.values()))
+    return hashlib.sha256("".join(sums[name] for name in sorted(sums)).encode()).hexdigest()
+
+
 def digest(directory: Path) -> tuple[str, int]:
-    """Return (SHA-256 of the safetensors files in order of their names, total size in bytes)."""
+    """Return (SHA-256 of the bytes of all safetensors files in order of their names, total size in bytes): how a
+    version without a list of files is checked, which is older than that list."""
     sha256 = hashlib.sha256()
     size = 0
     for file in weight_files(directory):
@@ -140,10 +150,10 @@ def digest(directory: Path) -> tuple[str, int]:
     return sha256.hexdigest(), size
 
 
-def float32_config(config: Mapping[str, object]) -> dict[str, object]:
-    """Return a model's `config.json` for weights stored in float32, whatever the dtype of the base model's files."""
+def config_of_dtype(config: Mapping[str, object], dtype: str) -> dict[str, object]:
+    """Return a model's `config.json` for weights stored in `dtype`, whatever the dtype of the base model's files."""
     changed = dict(config)
-    changed["dtype"] = "float32"
+    changed["dtype"] = dtype
     if "torch_dtype" in changed:
-        changed["torch_dtype"] = "float32"
+        changed["torch_dtype"] = dtype
     return changed

@@ -111,6 +111,23 @@ def load_state(directory: Path, ranks: Ranks, divided: Mapping[str, Tensor | Non
     return state
 
 
+def plain_part(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state's plain values, with empty groups in place of groups of tensors."""
+    return _without_tensors(state, (), {})
+
+
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with copies of its tensors on the CPU, which later steps do not change."""
+    return {
+        key: copied(value)
+        if isinstance(value, Mapping)
+        else value.detach().to("cpu", copy=True)
+        if isinstance(value, Tensor)
+        else value
+        for key, value in state.items()
+    }
+
+
 def _without_tensors(tree: Mapping[str, Any], path: Sequence[str], tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return the tree without its tensors, and add these to `tensors` by path."""
     plain: dict[str, Any] = {}

@@ -12,15 +12,18 @@ from torch import Tensor
 from proxy.contract.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merged_weights
 from trainer.errors import WeightsUnusable
 from trainer.models.state_dict import read_weights
+from trainer.publish.shards import write_file
 
 
-def save_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], base_model: str, directory: Path) -> None:
-    """Write the files that `PeftModel.from_pretrained` reads. Equal tensors give equal safetensors."""
-    from safetensors.torch import save_file
-
-    save_file(dict(tensors), directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+def save_adapter(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], base_model: str, directory: Path
+) -> dict[str, str]:
+    """Write the files that `PeftModel.from_pretrained` reads. Equal tensors give equal safetensors. Return the
+    SHA-256 of the weights by the name of their file."""
+    sha256 = write_file(tensors, list(tensors), directory / ADAPTER_WEIGHTS)
     config = {**config, "base_model_name_or_path": _absolute(base_model)}
     (directory / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return {ADAPTER_WEIGHTS: sha256}
 
 
 def merged(tensors: Mapping[str, Tensor], config: Mapping[str, Any], base: Path) -> dict[str, Tensor]:

@@ -6,7 +6,14 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from proxy.contract.policy import STATE_DIRECTORY, STATE_INDEX, UNCOMMITTED_MARK, Head, WeightsReference
+from proxy.contract.policy import (
+    STATE_COUNTERS,
+    STATE_DIRECTORY,
+    STATE_INDEX,
+    UNCOMMITTED_MARK,
+    Head,
+    WeightsReference,
+)
 from trainer.errors import WeightsUnusable
 from trainer.models.state_dict import digest
 
@@ -16,7 +23,8 @@ _BLOCK = 1 << 20
 def checksums(directory: Path, known: Mapping[str, str]) -> dict[str, str]:
     """Return the SHA-256 of every file in a version's directory by its path in it.
 
-    Of the trainer state only the index is listed, which contains the checksums of the other files of that folder.
+    Of the trainer state only the index or the counters are listed; the index has the checksums of the other files of
+    that folder.
     Files in `known` are not read again.
     """
     return {name: known.get(name) or _sha256(directory / name) for name in sorted(_listed(directory))}
@@ -65,7 +73,7 @@ def _listed(directory: Path) -> set[str]:
         name = path.relative_to(directory)
         if path.is_dir() or str(name) == UNCOMMITTED_MARK:
             continue
-        if name.parts[0] != STATE_DIRECTORY or name.as_posix() == STATE_INDEX:
+        if name.parts[0] != STATE_DIRECTORY or name.as_posix() in (STATE_INDEX, STATE_COUNTERS):
             found.add(name.as_posix())
     return found
 

@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from proxy.contract.policy import Head, WeightsReference
 from trainer.models.policy import Policy
 
 TrainerState = dict[str, Any]
-"""Plain values and tensors: everything that the next step depends on besides the weights."""
+"""Plain values and tensors: everything that the next step depends on besides the published weights."""
+OLDER_TENSORS = "older_tensors"
+"""The key that a restored state has if its tensors are those of a version before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +32,22 @@ class Staged:
 
 
 class WeightPublisher(Protocol):
-    def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None) -> Staged:
-        """Make the successor of `head` reachable and durable. Without a `state`, training cannot go on from it. A
-        collective: the first rank has the weights, and each rank has its part of the state."""
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype in which whole weights are published; None for an adapter, which is published as it is."""
+        ...
+
+    def is_state_due(self, head: Head) -> bool:
+        """Return whether the successor of `head` is published with the tensors of its trainer state, or with the
+        plain values only."""
+        ...
+
+    def stage(
+        self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None, *, with_tensors: bool = True
+    ) -> Staged:
+        """Make the successor of `head` reachable and durable. Without a `state`, a trainer goes on from it with a
+        fresh optimiser; without the state's tensors (`is_state_due`), with those of a version before. A collective:
+        the first rank has the weights, and each rank has its part of the state."""
         ...
 
     def settle(self, staged: Staged) -> None:
@@ -59,7 +75,8 @@ class WeightPublisher(Protocol):
         self, head: Head, policy: Policy, divided: Mapping[str, Tensor | None] | None = None
     ) -> TrainerState | None:
         """Load the head into a policy and return its trainer state; None if none was kept. A tensor of the state is
-        sharded like the tensor at its place in `divided`, or else whole. A collective.
+        sharded like the tensor at its place in `divided`, or else whole. A state whose tensors are older than its
+        plain values has the key OLDER_TENSORS. A collective.
 
         Raises WeightsUnusable.
         """

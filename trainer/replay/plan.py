@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from proxy.contract.claim import ClaimedBatch
 from proxy.contract.replay import StepBatch
 from proxy.contract.step import Fit, StepInputs
 from trainer.batching.grouping import joined
 from trainer.errors import ReplayImpossible
-from trainer.publish.disk import has_state, has_weights
+from trainer.publish.restoring import has_state, has_weights
 
 Steps = Callable[[int], StepBatch]
 """Return the step that made a version; raise ReplayImpossible."""
@@ -32,7 +34,13 @@ def plan(steps: Steps, version: int) -> list[StepBatch]:
 
 def batches_of(step: StepBatch) -> list[ClaimedBatch]:
     """Return the batches that the step's trainer prepared, in order: its claims, joined as they were."""
-    claims = {claimed.claim_id: claimed for claimed in step.claims if claimed.claim_id is not None}
+    # A batch may have been claimed while its parent was still being committed: its head was then one version older.
+    parent = step.parent.version
+    claims = {
+        claimed.claim_id: msgspec.structs.replace(claimed, base_version=parent)
+        for claimed in step.claims
+        if claimed.claim_id is not None
+    }
     together = {ids[0]: ids for ids in inputs_of(step).taken_together}
     later = {claim_id for ids in together.values() for claim_id in ids[1:]}
     return [
@@ -58,6 +66,11 @@ def _check(step: StepBatch) -> None:
         raise ReplayImpossible(
             f"version {step.version} was fitted to {_fitted_to(inputs.fit)} ({inputs.fit.kind}), and only"
             " steps of the loop are made again"
+        )
+    if inputs.older_optimizer:
+        raise ReplayImpossible(
+            f"version {step.version} was made after a restart from a version without an optimiser state of its own"
+            " (trainer.weights.optimizer_every); later steps can be replayed"
         )
     if inputs.algorithm.get("distill_coefficient"):
         raise ReplayImpossible(

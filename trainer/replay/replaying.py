@@ -25,13 +25,14 @@ from trainer.errors import ReplayImpossible, WeightsUnusable
 from trainer.models.adapters import AdaptedPolicy
 from trainer.models.huggingface import resolve_directory
 from trainer.models.policy import Policy
-from trainer.models.state_dict import digest, save_weights, whole_weights
+from trainer.models.state_dict import joint_digest, whole_weights
 from trainer.parallel.checkpoint import load_state, save_state
 from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
 from trainer.publish.adapters import merged
-from trainer.publish.disk import has_weights, restore_version
 from trainer.publish.publisher import TrainerState
+from trainer.publish.restoring import has_weights, restore_version
+from trainer.publish.shards import write_shards
 from trainer.replay.configuration import recorded_configuration
 from trainer.replay.models import ReplayModels
 from trainer.replay.plan import batches_of, inputs_of
@@ -78,12 +79,12 @@ class Replay:
             tensors = whole_weights(learner.model.named_weights(), self._ranks)
             if self._ranks.is_first:
                 tensors = _as_committed(tensors, step, learner.model)
-            sha256 = self._ranks.from_first(lambda tensors=tensors: _sha256(tensors))  # type: ignore[misc]
+            sha256 = self._ranks.from_first(lambda: _sha256(tensors, step))  # noqa: B023 - called at once
             if step is not chain[-1]:
                 self._check_intermediate(step, sha256, chain[-1].version)
                 # By files, because the next step may divide the state among the ranks in another way.
                 state_directory = directory / str(step.version)
-                save_state(state_after(learner, means), state_directory, self._ranks)
+                save_state(state_after(learner, means, dtype_of(step)), state_directory, self._ranks)
         replayed = tuple(each.version for each in chain)
         return self._verdict(chain[-1], tensors, sha256, outcome, replayed) if self._ranks.is_first else None
 
@@ -175,14 +176,21 @@ class Replay:
         return [ConditionDifference(name=name, then=then, now=now) for name, then, now in found]
 
 
+def dtype_of(step: StepBatch) -> torch.dtype:
+    """Return the dtype in which the step's weights were published."""
+    return torch.bfloat16 if inputs_of(step).weights_dtype == "bfloat16" else torch.float32
+
+
 def _as_committed(tensors: dict[str, Tensor], step: StepBatch, model: Policy) -> dict[str, Tensor]:
     """Return the tensors as the version's files have them: an adapter is merged if it was published so."""
-    if not isinstance(model, AdaptedPolicy) or step.weights.format is WeightsFormat.ADAPTER:
+    if step.weights.format is WeightsFormat.ADAPTER:
         return tensors
-    return merged(tensors, model.config, resolve_directory(step.parent.base_model))
+    if isinstance(model, AdaptedPolicy):
+        tensors = merged(tensors, model.config, resolve_directory(step.parent.base_model))
+    return {name: tensor.to(dtype_of(step)) for name, tensor in tensors.items()}
 
 
-def _sha256(tensors: dict[str, Tensor]) -> str:
+def _sha256(tensors: dict[str, Tensor], step: StepBatch) -> str:
+    most = inputs_of(step).shard_bytes or sum(tensor.nbytes for tensor in tensors.values())
     with tempfile.TemporaryDirectory(prefix="base-rl-replay-") as directory:
-        save_weights(tensors, Path(directory))
-        return digest(Path(directory))[0]
+        return joint_digest(write_shards(tensors, Path(directory), most))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from trainer.algorithm.parts import Algorithm
@@ -16,6 +17,7 @@ from trainer.config import OptimizerSettings, Packing
 from trainer.critic import Credit, Critic
 from trainer.models.passes import Scores
 from trainer.models.policy import Policy, Scorer
+from trainer.models.trained import TRAINED, capture_trained, restore_trained
 from trainer.models.value import ValueModel
 from trainer.optimizer import adamw, clip_gradients, learning_rate_at, step_at
 from trainer.parallel.checkpoint import below, capture_optimizer, restore_optimizer
@@ -280,13 +282,15 @@ class Learner:
             hindsight=joined_figures([figures for *_, figures in gathered]),
         )
 
-    def capture(self) -> dict[str, Any]:
+    def capture(self, published: torch.dtype | None = None) -> dict[str, Any]:
         """Return the optimiser's state and its place in the schedule, the critic, and a reference that follows the
-        policy, as this rank has them, without copies."""
+        policy, as this rank has them, without copies. The weights are added if they are `published` in another dtype
+        than they are trained in, because steps smaller than the rounding would be lost at a restart."""
         optimizer = capture_optimizer(self.model.named_weights(), self.optimizer)
+        trained = capture_trained(self.model.named_weights(), published)
         critic = {} if self.critic is None else {"critic": self.critic.capture()}
         reference = {} if self._following is None else {"reference": self._following.capture()}
-        return {"steps": self.steps, "optimizer": optimizer, **critic, **reference}
+        return {"steps": self.steps, "optimizer": optimizer, **trained, **critic, **reference}
 
     def divided(self) -> dict[str, Tensor | None]:
         """Return, for each captured tensor's place (or a place above it), a tensor that is sharded alike; None if the
@@ -295,13 +299,16 @@ class Learner:
         weights = {**dict.fromkeys(self.model.elsewhere), **dict(self.model.named_weights())}
         # A captured reference is not read if the policy now has a fixed one.
         reference = weights if self._following is not None else dict.fromkeys(weights)
-        return {**below("optimizer", weights), **below("reference", reference), **critic}
+        trained = below(TRAINED, weights)
+        return {**below("optimizer", weights), **trained, **below("reference", reference), **critic}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Take over a captured state, after the policy's weights. Without a state the optimiser, the critic and the
         reference begin anew; so does a critic or a reference that the state lacks.
 
         Raises WeightsUnusable."""
+        if state is not None:
+            restore_trained(self.model.named_weights(), state)
         if self.critic is not None:
             self.critic.restore(None if state is None else state.get("critic"))
         if self._following is not None:

@@ -74,6 +74,14 @@ async def test_versions_that_engines_serve_and_the_head_are_kept(
     assert reply.remove == (uris[0], uris[2])
 
 
+async def test_every_nth_version_is_kept(world: World, retention: WeightRetention, tmp_path: Path) -> None:
+    uris = await commit_versions(world, tmp_path, 5)
+    reply = await retention.prune(world.run, PruneRequest(keep=1, keep_every=2, present=tuple(uris)))
+    assert reply.remove == (uris[0], uris[2])
+    with pytest.raises(InvalidRequest, match="keep_every"):
+        await retention.prune(world.run, PruneRequest(keep=1, keep_every=0, present=()))
+
+
 async def test_weights_that_the_trainer_does_not_name_are_kept(
     world: World, retention: WeightRetention, tmp_path: Path
 ) -> None:

@@ -168,7 +168,7 @@ def test_a_held_batch_of_several_claims_is_committed_with_the_next_version(
     assert commit.step.inputs is not None
     assert commit.step.inputs.taken_together == (kept, fresh)
     assert commit.step.inputs.trained_claim == fresh[0]
-    assert trainer.claims.taken_together() == ()
+    assert trainer.claims.joined_to(kept[0]) == ()
 
 
 def test_a_lost_lease_of_any_claim_discards_the_whole_batch(start: Start, tiny_model: Path, tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_a_lost_lease_of_any_claim_discards_the_whole_batch(start: Start, tiny_m
     (extra,) = trainer.claims.joined_to(batch.claim_id)
     trainer.leases.drop(extra)
     with pytest.raises(ClaimLost, match=extra):
-        trainer.claims.check(batch.claim_id)
+        trainer.claims.begin_commit(batch.claim_id, ())
     trainer.loop.resume()
-    assert trainer.claims.taken_together() == ()
+    assert trainer.claims.joined_to(batch.claim_id) == ()
 
 
 def test_a_process_that_dies_between_the_claims_leaves_nothing_consumed(

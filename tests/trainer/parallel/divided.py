@@ -15,7 +15,7 @@ from proxy.contract.policy import Head
 from tests.trainer.models.archon.steps import batch_of, two_updates
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import SESSION, Observation, RunningMeans
-from trainer.config import TrainerSettings
+from trainer.config import DiskWeights, TrainerSettings
 from trainer.errors import WeightsUnusable
 from trainer.loading import load_critic, load_learnt
 from trainer.models.state_dict import whole_weights
@@ -47,7 +47,7 @@ def go_on(
 ) -> list[list[Head]]:
     """Continue from each version with a new model and optimiser. Return the versions made by this many updates."""
     ranks = ranks.arranged(layout_of(settings))
-    publisher = DiskPublisher(directory, base, 100, ranks=ranks)
+    publisher = DiskPublisher(DiskWeights(directory=directory, keep_optimizer_states=100), base, ranks=ranks)
     found = []
     for head in heads:
         learner = _resumed(ranks, base, settings, publisher, head)
@@ -89,7 +89,7 @@ def _with_writer(
     head: Head,
     write: Callable[..., None] | None,
 ) -> None:
-    publisher = DiskPublisher(directory, base, 2, ranks=ranks)
+    publisher = DiskPublisher(DiskWeights(directory=directory), base, ranks=ranks)
     learner = _resumed(ranks, base, settings, publisher, head)
     if write is not None:
         setattr(StateWriter, "write_data", write)  # noqa: B010 - of this process alone

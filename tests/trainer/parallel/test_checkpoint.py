@@ -18,7 +18,7 @@ from tests.trainer.models.archon.steps import settings_of
 from tests.trainer.models.archon.together import together
 from tests.trainer.parallel.divided import die_while_writing, go_on, refused_by_a_disk
 from tests.trainer.tiny import ALONE
-from trainer.config import TrainerSettings
+from trainer.config import DiskWeights, TrainerSettings
 from trainer.models.state_dict import read_weights
 from trainer.parallel.checkpoint import load_state
 from trainer.publish.disk import DiskPublisher
@@ -119,7 +119,7 @@ def test_ranks_that_die_while_writing_leave_only_removable_files(world: World, t
     (left,) = (tmp_path / "run_test").iterdir()
     assert left.name.startswith(".v000001-")
     assert list((left / "trainer_state").glob("rank-*.safetensors"))
-    assert DiskPublisher(tmp_path, world.base, 2).collect(world.head) == [left.name]
+    assert DiskPublisher(DiskWeights(directory=tmp_path), world.base).collect(world.head) == [left.name]
     assert list((tmp_path / "run_test").iterdir()) == []
 
 

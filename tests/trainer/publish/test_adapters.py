@@ -14,7 +14,7 @@ from proxy.contract.identifiers import RunId
 from proxy.contract.policy import Head, WeightsFormat
 from tests.trainer.models.test_adapters import copies, logprobs_of, randomise
 from tests.trainer.tiny import ALONE, load_tiny
-from trainer.config import AdapterPublish, AdapterSettings, TrainerSettings
+from trainer.config import AdapterPublish, AdapterSettings, DiskWeights, TrainerSettings
 from trainer.errors import WeightsUnusable
 from trainer.loading import load_learnt
 from trainer.models.adapters import AdaptedPolicy
@@ -36,14 +36,14 @@ class World:
         return policy
 
     def publish(self, state: TrainerState | None = None) -> Path:
-        publisher = DiskPublisher(self.directory, self.base, 2, self.policy)
+        publisher = DiskPublisher(DiskWeights(directory=self.directory), self.base, self.policy)
         staged = publisher.stage(self.head, gather_weights(self.policy.named_weights(), keep=True), state)
         publisher.settle(staged)
         self.head = msgspec.structs.replace(self.head, version=self.head.version + 1, weights=staged.weights)
         return Path(staged.weights.uri)
 
     def restore(self, policy: Any) -> TrainerState | None:
-        return DiskPublisher(self.directory, self.base, 2, policy).restore(self.head, policy)
+        return DiskPublisher(DiskWeights(directory=self.directory), self.base, policy).restore(self.head, policy)
 
 
 def files(directory: Path) -> list[str]:
@@ -159,7 +159,7 @@ def test_whole_weights_and_adapters_are_distinguished(tiny_model: Path, tmp_path
     whole = load_tiny(tiny_model)
     with pytest.raises(WeightsUnusable, match="an adapter of rank 2"):
         world.restore(whole)
-    publisher = DiskPublisher(tmp_path, tiny_model, 2, whole)
+    publisher = DiskPublisher(DiskWeights(directory=tmp_path), tiny_model, whole)
     staged = publisher.stage(world.head, gather_weights(whole.named_weights(), keep=True), None)
     publisher.settle(staged)
     world.head = msgspec.structs.replace(world.head, version=2, weights=staged.weights)

@@ -19,11 +19,13 @@ import torch
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import Head
 from tests.trainer.tiny import ALONE, load_tiny
+from trainer.config import DiskWeights
 from trainer.errors import WeightsUnusable
 from trainer.models.state_dict import gather_weights
 from trainer.parallel.checkpoint import load_state
-from trainer.publish.disk import DiskPublisher, has_state
+from trainer.publish.disk import DiskPublisher
 from trainer.publish.publisher import Staged
+from trainer.publish.restoring import has_state
 
 
 def state_of(head: Head) -> dict[str, Any]:
@@ -62,8 +64,9 @@ class World:
         self.model = load_tiny(base)
         self.publisher = self.new_publisher()
 
-    def new_publisher(self, keep: int = 2) -> DiskPublisher:
-        return DiskPublisher(self.directory, self.base, keep)
+    def new_publisher(self, keep: int = 2, **settings: Any) -> DiskPublisher:
+        chosen = DiskWeights(directory=self.directory, keep_optimizer_states=keep, **settings)
+        return DiskPublisher(chosen, self.base)
 
     def stage(self, publisher: DiskPublisher | None = None) -> Staged:
         tensors = gather_weights(self.model.named_weights(), keep=True)
@@ -168,9 +171,10 @@ from pathlib import Path
 import torch
 import trainer.publish.disk as disk
 from proxy.contract.policy import Head
-disk.digest = lambda directory: os.kill(os.getpid(), 9)
+from trainer.config import DiskWeights
+disk.checksums = lambda directory, known: os.kill(os.getpid(), 9)
 head = Head(run_id="run_test", run_name="policy", version=0, base_model="", weights=None)
-publisher = disk.DiskPublisher(Path({str(world.directory)!r}), Path({str(world.base)!r}), 2)
+publisher = disk.DiskPublisher(DiskWeights(directory={str(world.directory)!r}), Path({str(world.base)!r}))
 publisher.stage(head, {{"weight": torch.zeros(3)}}, {{}})
 """
     done = subprocess.run([sys.executable, "-c", script], check=False)

@@ -79,13 +79,13 @@ class Together:
         for run in self.runs.values():
             make = run.loop.versions.make
 
-            def checked(*arguments: Any, make: Callable[..., Any] = make) -> Any:
-                head = make(*arguments)
+            def checked(*arguments: Any, make: Callable[..., Any] = make, **named: Any) -> Any:
+                head = make(*arguments, **named)
                 if until is not None and until():
                     raise Enough
                 return head
 
-            run.loop.versions.make = checked  # type: ignore[method-assign, assignment]
+            run.loop.versions.make = checked  # type: ignore[method-assign]
         roster = Roster(self.runs, self.connect, self.changed)
         course = Turns(roster, self.begin, ALONE, self.changed, self.failed)
         if until is None:
