@@ -10,7 +10,7 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from proxy.contract.states import TrainingState
 from proxy.database.prepared import Prepared
-from proxy.database.tables import LimitLevelRow, SessionRow, TokenBudgetRow
+from proxy.database.tables import LimitLevelRow, RunRow, SessionRow, TokenBudgetRow
 from proxy.limits.bucket import Level
 from proxy.limits.budget import Period, Spent
 from proxy.limits.share import Kind, Levels, Rates, Trade, trade
@@ -59,6 +59,9 @@ class LimitRepository:
             period, spent = _spent(values)
             found.setdefault(subject_id, {})[period] = spent
         return found
+
+    def knows_run(self, run_id: str) -> bool:
+        return self._connection.execute(select(RunRow.id).where(RunRow.id == run_id)).first() is not None
 
     def has_more_ready(self, run_id: str, than: int) -> bool:
         """Return whether more than `than` trajectories of the run are ready for its trainer."""

@@ -113,14 +113,14 @@ class SubjectShare:
         subject, run_id, rates, tokens = self.subject, self._run_id, share.rates, share.owed
 
         def work(connection: Connection) -> tuple[Trade, tuple[Period, ...]]:
-            traded, exhausted = LimitRepository(connection).trade(
-                subject.id, rates, calls=calls, tokens=tokens, now=now
-            )
+            repository = LimitRepository(connection)
+            traded, exhausted = repository.trade(subject.id, rates, calls=calls, tokens=tokens, now=now)
             for budget in rates.budgets:
                 if budget.period in exhausted:
-                    used = traded.levels.spent[budget.period].tokens
-                    data = _exhausted(subject, budget, used)
-                    append_event(connection, run_id=run_id, kind="budget.exhausted", data=data, now=now)
+                    # The run may have been deleted since its call ended.
+                    paid_by = run_id if run_id is not None and repository.knows_run(run_id) else None
+                    data = _exhausted(subject, budget, traded.levels.spent[budget.period].tokens)
+                    append_event(connection, run_id=paid_by, kind="budget.exhausted", data=data, now=now)
             return traded, exhausted
 
         try:

@@ -29,6 +29,7 @@ from proxy.database.tables import (
     TurnRow,
     WebhookRow,
 )
+from proxy.runs.repository import delete_used_limits
 
 # Bounds of one transaction, which other writes wait for.
 _SESSIONS_AT_ONCE = 64
@@ -91,6 +92,7 @@ class DeletionRepository:
         # No name has a space, so this one clashes with none and cannot be asked for.
         values = {"state": RunState.DELETED.value, "name": f"deleted {run_id}"}
         self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(**values))
+        delete_used_limits(self._connection, run_id)
         for table in (ApiKeyRow, WebhookRow):
             self._connection.execute(delete(table).where(table.run_id == run_id))
 

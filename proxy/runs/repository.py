@@ -150,9 +150,7 @@ class RunRepository:
 
     def delete(self, run_id: str) -> None:
         """Delete a run that nobody has used yet, and every row that refers to it."""
-        keys = select(ApiKeyRow.id).where(ApiKeyRow.run_id == run_id)
-        for used in USED_LIMITS:
-            self._connection.execute(delete(used).where(or_(used.subject_id == run_id, used.subject_id.in_(keys))))
+        delete_used_limits(self._connection, run_id)
         # Referring rows first: PostgreSQL enforces the foreign keys statement by statement.
         for table in (*_OF_VERSIONS, ApiKeyRow, GroupRow, PolicyVersionRow, EventRow, WebhookRow):
             self._connection.execute(delete(table).where(table.run_id == run_id))
@@ -169,6 +167,13 @@ class RunRepository:
 
     def set_config(self, run_id: str, config: dict[str, Any]) -> None:
         self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(config=config))
+
+
+def delete_used_limits(connection: Connection, run_id: str) -> None:
+    """Delete what was used of the limits of a run and of its keys, before the keys are deleted."""
+    keys = select(ApiKeyRow.id).where(ApiKeyRow.run_id == run_id)
+    for used in USED_LIMITS:
+        connection.execute(delete(used).where(or_(used.subject_id == run_id, used.subject_id.in_(keys))))
 
 
 # They refer to keys, so they are deleted before those.

@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, func, inspect, select
 
+from proxy.auth.service import Credentials, PrincipalKind
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId
-from proxy.database.tables import Base, EventRow, RunRow
+from proxy.database.tables import USED_LIMITS, Base, EventRow, RunRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.lifecycle.check import check
+from proxy.limits.service import Limits
+from proxy.limits.subjects import Scope, Subject
 from proxy.runs.deletion import RunDeletion, remove_weights
 from proxy.runs.service import RunDirectory, RunView
 from proxy.runs.switch import RunSwitch
-from proxy.settings import RunSettings
+from proxy.settings import RunSettings, UsageLimits
 from tests.proxy.turns.world import World
 from tests.proxy.versions.publishing import commit_request, publish, versions_of
 
@@ -135,10 +138,22 @@ async def indexes(world: World) -> list[str]:
     return [name for name in await world.database.read(read) if "deletion" in name]
 
 
+async def use_limits(world: World, run: RunView, other: RunView) -> None:
+    """Use limits of a run, of a key of it, and of another run."""
+    key = await Credentials(world.database, b"s" * 32, world.clock).create(PrincipalKind.RUN, run_id=run.id)
+    limits = Limits(world.database, world.clock)
+    bounds = UsageLimits(calls_per_minute=6, tokens_per_day=10)
+    for scope, subject_id in ((Scope.RUN, run.id), (Scope.KEY, key.id), (Scope.RUN, other.id)):
+        subject = Subject(scope=scope, id=subject_id, name="used", limits=bounds)
+        await limits.begin_call(run, [subject])
+    await limits.aclose()
+
+
 async def test_nothing_of_a_deleted_run_is_left(world: World, database_url: str, tmp_path: Path) -> None:
     other = await other_run(world)
     directories = await fill(world, tmp_path)
     (tmp_path / other.id).mkdir()
+    await use_limits(world, world.run, other)
     others_before = await rows_of(world, other.id)
     assert {"sessions", "turns", "rewards", "claims", "policy_versions", "groups"} <= set(
         await rows_of(world, world.run.id)
@@ -148,6 +163,8 @@ async def test_nothing_of_a_deleted_run_is_left(world: World, database_url: str,
     assert await deletion_of(world, tmp_path).delete("policy", confirm="policy", is_served=False)
     assert await rows_of(world, world.run.id) == {}
     assert await rows_of(world, other.id) == others_before
+    for used in USED_LIMITS:
+        assert [row.subject_id for row in await world.rows(used)] == [other.id]
     assert len(heard) == 3
     assert [run.name for run in await world.runs.list_()] == ["other"]
     assert not any(directory.exists() for directory in directories)
@@ -223,6 +240,19 @@ async def test_a_run_that_somebody_needs_is_not_deleted(world: World, tmp_path: 
     assert await deletion.delete("next", confirm=None, is_served=False)
     assert await deletion.delete("policy", confirm="policy", is_served=False)
     assert await world.rows(RunRow) == []
+
+
+async def test_a_run_that_trains_is_not_deleted(world: World, tmp_path: Path) -> None:
+    deletion = deletion_of(world, tmp_path)
+    claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
+    await world.ready()
+    batch = await claims.claim(world.run, ClaimRequest(trainer="t", want=1))
+    assert batch.claim_id is not None
+    await RunSwitch(world.database, world.signals, world.clock).archive("policy")
+    with pytest.raises(Conflict, match="a trainer works on trajectories of the run 'policy': stop it"):
+        await deletion.delete("policy", confirm="policy", is_served=False)
+    await claims.release(world.run, batch.claim_id)
+    assert await deletion.delete("policy", confirm="policy", is_served=False)
 
 
 async def test_a_turn_that_comes_after_the_deletion_is_not_recorded(world: World, tmp_path: Path) -> None:
