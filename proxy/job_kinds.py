@@ -18,9 +18,9 @@ from proxy.webhooks.delivering import Delivery
 
 # Retention is a matter of days: a minute more is not noticed, and an idle proxy writes four small rows for it.
 RETENTION_SECONDS = 60.0
-# Above the longest time that a judge may give its model (`JudgeSettings.timeout_seconds`); its votes are asked for at
-# the same time.
-JUDGING_SECONDS = 360.0
+# Above the longest time that a judge may give its model (`JudgeSettings.timeout_seconds`), several times over:
+# requests wait for others.
+JUDGING_SECONDS = 1800.0
 
 
 def job_kinds(

@@ -23,8 +23,12 @@ from proxy.job_kinds import job_kinds
 from proxy.jobs.service import JobService
 from proxy.jobs.setup import Jobs, build_jobs
 from proxy.judges.directory import JudgeDirectory
+from proxy.judges.functions import Functions
 from proxy.judges.models import JudgeModels
+from proxy.judges.prompts import Prompts
 from proxy.judges.service import JudgingService
+from proxy.judges.tools import Tools
+from proxy.judges.trials import JudgeTrials
 from proxy.lifecycle.signals import Signals
 from proxy.limits.service import Limits
 from proxy.metrics import Metrics
@@ -93,6 +97,7 @@ class Services:
     erasing: EraseService
     retention: RetentionService
     judges: JudgeDirectory
+    judge_trials: JudgeTrials
     jobs: JobService
     background_jobs: Jobs
     webhooks: WebhookService
@@ -142,6 +147,13 @@ async def build_services(
     webhook_secrets = SigningSecrets(secret)
     judge_models = JudgeModels(settings.providers)
     stack.push_async_callback(judge_models.aclose)
+    prompts = Prompts(settings.judging.prompts_dir)
+    tools = Tools(
+        models=judge_models,
+        client=outbound,
+        secrets=webhook_secrets,
+        functions=Functions(settings.judging, in_proxy=True),
+    )
     jobs = build_jobs(
         settings.jobs,
         database=database,
@@ -152,7 +164,7 @@ async def build_services(
             eraser=erasing,
             retention=retention,
             webhooks=Delivery(database, outbound, webhook_secrets, signals, clock),
-            judging=JudgingService(database, judge_models, signals, clock, metrics),
+            judging=JudgingService(database, tools, prompts, signals, clock, metrics),
         ),
         signals=signals,
         clock=clock,
@@ -268,7 +280,8 @@ async def build_services(
         ),
         erasing=erasing,
         retention=retention,
-        judges=JudgeDirectory(database, signals, clock),
+        judges=JudgeDirectory(database, prompts, signals, clock),
+        judge_trials=JudgeTrials(database, tools, prompts, webhook_secrets, clock),
         jobs=jobs.service,
         background_jobs=jobs,
         webhooks=WebhookService(database, outbound, webhook_secrets, jobs.service, signals, clock),

@@ -17,8 +17,11 @@ from proxy.job_kinds import job_kinds
 from proxy.jobs.kinds import JobKinds
 from proxy.jobs.running import JobRunner
 from proxy.jobs.worker import JobWorker
+from proxy.judges.functions import Functions
 from proxy.judges.models import JudgeModels
+from proxy.judges.prompts import Prompts
 from proxy.judges.service import JudgingService
+from proxy.judges.tools import Tools
 from proxy.lifecycle.signals import Signals
 from proxy.log import logger
 from proxy.metrics import Metrics
@@ -46,8 +49,15 @@ def worker_kinds(database: Database, settings: Settings, signals: Signals, metri
     retention = RetentionService(database, RunDirectory(database, clock), eraser, clock)
     # Never a new secret: with another one than the proxies', this worker would sign so that no receiver accepts it.
     secrets = SigningSecrets(find_secret(settings.server.data_dir))
-    webhooks = Delivery(database, Client(settings.outbound, clock=clock), secrets, signals, clock)
-    judging = JudgingService(database, JudgeModels(settings.providers), signals, clock, metrics)
+    client = Client(settings.outbound, clock=clock)
+    webhooks = Delivery(database, client, secrets, signals, clock)
+    tools = Tools(
+        models=JudgeModels(settings.providers),
+        client=client,
+        secrets=secrets,
+        functions=Functions(settings.judging, in_proxy=False),
+    )
+    judging = JudgingService(database, tools, Prompts(settings.judging.prompts_dir), signals, clock, metrics)
     return job_kinds(
         database=database,
         settings=settings.jobs,

@@ -7,12 +7,22 @@ from typing import Any
 
 LEARNT, NOT_LEARNT = 0.85, 0.35
 
-_NAMES = {"words": "words", "words_shuffled": "words of other sessions", "numbers": "numbers"}
+_NAMES = {
+    "words": "words",
+    "words_shuffled": "words of other sessions",
+    "numbers": "numbers",
+    "relative": "comparisons, 80 % right",
+    "follow_up": "the next message",
+}
 
 
 def judged(result: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """Return the targets in words, each with whether it was reached by every seed."""
     words, shuffled = result["words"], result["words_shuffled"]
+    by_judges = [
+        (f"{_NAMES[kind]}: it ends at {LEARNT} or more", all(value >= LEARNT for value in result[kind]["last"]))
+        for kind in ("relative", "follow_up")
+    ]
     return [
         (f"words start at {NOT_LEARNT} or less", all(value <= NOT_LEARNT for value in words["first"])),
         (f"words end at {LEARNT} or more", all(value >= LEARNT for value in words["last"])),
@@ -20,6 +30,7 @@ def judged(result: Mapping[str, Any]) -> list[tuple[str, bool]]:
             "words of other sessions end no higher than they start",
             all(last <= first for first, last in zip(shuffled["first"], shuffled["last"], strict=True)),
         ),
+        *by_judges,
     ]
 
 

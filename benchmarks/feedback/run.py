@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from agents_examples.calculator.tasks import random_problem, score
+from benchmarks.feedback.judged import Compared, FollowedUp
 from benchmarks.feedback.texts import text_about
 from benchmarks.learning.run import claim_of
 from benchmarks.learning.tasks import Attempted, Calculator
@@ -32,14 +33,14 @@ from trainer.loading import load_reference, load_trained
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner
 
-Kind = Literal["words", "words_shuffled", "numbers"]
-KINDS: tuple[Kind, ...] = ("words", "words_shuffled", "numbers")
+Kind = Literal["words", "words_shuffled", "numbers", "relative", "follow_up"]
+KINDS: tuple[Kind, ...] = ("words", "words_shuffled", "numbers", "relative", "follow_up")
 
 GOAL = 0.85
 WINDOW = 4
 """Number of batches that a reported mean covers."""
 SESSIONS = 128
-"""Sessions of a batch; each attempts a problem of its own, and none belongs to a group."""
+"""Sessions of a batch. Each attempts a problem of its own, and none belongs to a group, except for `relative`."""
 STEPS = 28
 
 
@@ -111,7 +112,7 @@ class Commented(Calculator):
 def learn(run: Run, base: Path) -> Curve:
     """Train for `run.steps` steps from the model in `base`."""
     torch.set_num_threads(1)
-    hindsight = {} if run.kind == "numbers" else {"hindsight_coefficient": 1.0}
+    hindsight = {"hindsight_coefficient": 1.0} if run.kind in {"words", "words_shuffled"} else {}
     settings = TrainerSettings.model_validate(
         {
             "batch": {"trajectories": run.sessions, "max_staleness": 0},
@@ -119,7 +120,7 @@ def learn(run: Run, base: Path) -> Curve:
             "optimizer": {"learning_rate": Calculator.learning_rate},
         }
     )
-    task, algorithm = Commented(run, base), resolve(settings.algorithm)
+    task, algorithm = _task(run, base), resolve(settings.algorithm)
     alone = Ranks(0, 1, torch.device("cpu"), None)
     model: Any = load_trained(base, settings, alone)
     reference = load_reference(base, settings, alone) if algorithm.has_reference else None
@@ -139,6 +140,19 @@ def learn(run: Run, base: Path) -> Curve:
         learner.update(prepared.packed(settings.batch, algorithm), None, hinted)
     rewards.append(statistics.fmean(task.attempt(model.inner, rng, generator, run.steps).scores))
     return Curve(rewards=tuple(rewards))
+
+
+def _task(run: Run, base: Path) -> Calculator:
+    if run.kind not in JUDGED:
+        return Commented(run, base)
+    from transformers import AutoTokenizer
+
+    return JUDGED[run.kind](run.sessions, run.seed, AutoTokenizer.from_pretrained(base))
+
+
+JUDGED: dict[str, type[Compared | FollowedUp]] = {"relative": Compared, "follow_up": FollowedUp}
+"""The kinds whose rewards come from the proxy's judges. They begin with the demo's checkpoint: no message of
+feedback has to be understood."""
 
 
 def figures(curves: Sequence[Curve]) -> dict[str, Any]:

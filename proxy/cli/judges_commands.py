@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from proxy.cli.asking import ask_and_show
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, errors, out
@@ -25,6 +26,63 @@ def judges_list(
 ) -> None:
     """List the judges of a run with their scores and their cost."""
     ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.judges(run), _print_table, as_json=as_json)
+
+
+@judges_app.command("try")
+def judges_try(
+    run: Annotated[str, typer.Argument(help="The run's name.")],
+    judge: Annotated[str, typer.Argument(help="The judge's name.")],
+    sessions: Annotated[
+        list[str], typer.Option("--sessions", help="A session's id; repeat it, or separate ids by commas.")
+    ],
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a judge says about sessions, and record nothing. It uses the judge's tokens."""
+    wanted = [one.strip() for text in sessions for one in text.split(",") if one.strip()]
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.try_judge(run, judge, wanted),
+        _print_trial,
+        as_json=as_json,
+    )
+
+
+@judges_app.command("secret")
+def judges_secret(
+    run: Annotated[str, typer.Argument(help="The run's name.")],
+    judge: Annotated[str, typer.Argument(help="The judge's name.")],
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the secret that signs the requests of a verifier."""
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.judge_secret(run, judge),
+        lambda found: out.print(found["secret"], markup=False, soft_wrap=True),
+        as_json=as_json,
+    )
+
+
+def _print_trial(trial: dict[str, Any]) -> int:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("session", "turn", "reward", "score", "spread", "rationale"):
+        table.add_column(heading)
+    for one in trial["scores"]:
+        numbers = ("" if one[key] is None else f"{one[key]:.3g}" for key in ("score", "spread"))
+        table.add_row(one["session_id"], one["turn_id"] or "", one["reward"], *numbers, Text(one["rationale"] or ""))
+    if trial["scores"]:
+        out.print(table)
+    for problem in trial["problems"]:
+        errors.print(problem, soft_wrap=True, markup=False)
+    tokens = trial["prompt_tokens"] + trial["completion_tokens"]
+    cost = "" if trial["cost"] is None else f", cost {trial['cost']:.4g}"
+    out.print(f"nothing is recorded; {tokens} tokens{cost}", markup=False)
+    return 1 if trial["problems"] and not trial["scores"] else 0
 
 
 def _print_table(judges: list[dict[str, Any]]) -> None:

@@ -112,6 +112,14 @@ class Operations:
         body = {"sessions": list(sessions)} if sessions else {}
         return await self.send(path, {}, json.dumps(body).encode(), label="the request")
 
+    async def try_judge(self, run: str, judge: str, sessions: Sequence[str]) -> dict[str, Any]:
+        """Return what the judge says about these sessions."""
+        path = f"/api/v1/runs/{quote(run, safe='')}/judges/{quote(judge, safe='')}/try"
+        return await self.send(path, {}, json.dumps({"sessions": list(sessions)}).encode(), label="the request")
+
+    async def judge_secret(self, run: str, judge: str) -> dict[str, Any]:
+        return await self._get(f"/api/v1/runs/{quote(run, safe='')}/judges/{quote(judge, safe='')}/secret")
+
     async def add_reward(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self.send("/v1/feedback", {}, json.dumps(body).encode(), label="the reward")
 

@@ -39,14 +39,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     rationale: str
 
 
-def schema() -> dict[str, Any]:
-    """Return the `response_format` of an answer."""
-    properties = {"rationale": {"type": "string"}, "score": {"type": "number"}}
-    required = list(properties)
-    form = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    return {"type": "json_schema", "json_schema": {"name": "grade", "strict": True, "schema": form}}
-
-
 def read_vote(text: str, *, low: float, high: float) -> Vote:
     """Return the score and the rationale of an answer. Raise InvalidAnswer.
 
@@ -54,11 +46,32 @@ def read_vote(text: str, *, low: float, high: float) -> Vote:
     the range is no score: the judge has not understood the scale, and a bound would be a guess.
     """
     score, rationale = _read(text)
+    return Vote(score=bounded(score, low=low, high=high), rationale=shortened(rationale))
+
+
+def bounded(value: Any, *, low: float, high: float) -> float:
+    """Return a score of an answer as a number. Raise InvalidAnswer if it is none, or out of the range."""
+    score = _number(value)
     if not math.isfinite(score):
         raise InvalidAnswer("the score is not a finite number")
     if not low <= score <= high:
         raise InvalidAnswer(f"the score {score:g} is not from {low:g} to {high:g}")
-    return Vote(score=score, rationale=shortened(rationale))
+    return score
+
+
+def read_object(text: str, key: str) -> dict[str, Any]:
+    """Return the one JSON object in an answer that has the key. Raise InvalidAnswer."""
+    found = [each for each in _objects(text) if key in each]
+    if len(found) != 1:
+        raise InvalidAnswer(
+            f"the answer has more than one {key!r}" if found else f"the answer is no JSON object with {key!r}"
+        )
+    return found[0]
+
+
+def text_of(value: Any) -> str:
+    """Return a rationale, shortened; empty if the value is no text."""
+    return shortened(value) if isinstance(value, str) else ""
 
 
 def verdict(votes: Sequence[Vote]) -> Verdict:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
-from proxy.errors import NotFound
-from proxy.judges.fingerprints import fingerprint
+from proxy.errors import InvalidRequest, NotFound
+from proxy.jobs.kinds import JobRefused
+from proxy.judges.prompts import Prompts, fingerprint
 from proxy.judges.repository import JudgementRepository
 from proxy.judges.views import JudgeView, Rejudging
 from proxy.lifecycle.judging import enqueue_judging
 from proxy.lifecycle.signals import Signals
 from proxy.runs.service import RunView
+from proxy.settings import JudgeSettings
 
 # Sessions of one request: other writes wait for its transaction.
 MOST_SESSIONS = 500
 
 
 class JudgeDirectory:
-    def __init__(self, database: Database, signals: Signals, clock: Clock) -> None:
+    def __init__(self, database: Database, prompts: Prompts, signals: Signals, clock: Clock) -> None:
         self._database = database
+        self._prompts = prompts
         self._signals = signals
         self._clock = clock
 
@@ -33,20 +37,27 @@ class JudgeDirectory:
             repository = JudgementRepository(connection)
             totals = repository.totals(run.id)
             return [
-                JudgeView(
-                    name=name,
-                    kind=judge.kind,
-                    model=judge.model,
-                    reward=judge.reward or name,
-                    votes=judge.votes,
-                    fingerprint=fingerprint(judge),
-                    problem=repository.newest_error(run.id, name),
-                    **totals.get(name, {}),
-                )
+                self._view(name, judge, repository.newest_error(run.id, name), totals.get(name, {}))
                 for name, judge in run.settings.judges.items()
             ]
 
         return await self._database.read(read)
+
+    def _view(self, name: str, judge: JudgeSettings, problem: str | None, totals: dict[str, Any]) -> JudgeView:
+        try:
+            form = fingerprint(judge, self._prompts.source(judge))
+        except JobRefused as refusal:
+            form, problem = None, str(refusal)
+        return JudgeView(
+            name=name,
+            kind=judge.kind,
+            model=judge.model or judge.url or judge.function,
+            reward=judge.reward or name,
+            votes=judge.votes,
+            fingerprint=form,
+            problem=problem,
+            **totals,
+        )
 
     async def rejudge(self, run: RunView, name: str, session_ids: Sequence[str] | None) -> Rejudging:
         """Enqueue the judging of ended sessions that the judge has not scored in its present form: of the given ones,
@@ -55,7 +66,10 @@ class JudgeDirectory:
         if judge is None:
             known = ", ".join(run.settings.judges) or "none"
             raise NotFound(f"the run {run.name!r} has no judge {name!r}; it has: {known}", param="judge")
-        form = fingerprint(judge)
+        try:
+            form = fingerprint(judge, self._prompts.source(judge))
+        except JobRefused as refusal:
+            raise InvalidRequest(str(refusal), param="judge") from refusal
         now = self._clock()
 
         def write(connection: Connection) -> Rejudging:

@@ -2,6 +2,8 @@
 
 GET  /api/v1/runs/{run}/judges                    {"judges": [JudgeView…]}
 POST /api/v1/runs/{run}/judges/{judge}/rejudge    {"sessions"?} → 202 Rejudging
+POST /api/v1/runs/{run}/judges/{judge}/try        {"sessions"} → Trial
+GET  /api/v1/runs/{run}/judges/{judge}/secret     {"secret"}
 """
 
 from __future__ import annotations
@@ -19,9 +21,21 @@ from proxy.http.openapi import described
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.judges.directory import MOST_SESSIONS, JudgeDirectory
+from proxy.judges.trials import MOST_TRIED, JudgeTrials
 from proxy.runs.http import trainers_run
 
 router = APIRouter(prefix="/api/v1/runs/{run}/judges", tags=["judges"], route_class=StrictRoute)
+
+
+SessionId = Annotated[str, Field(min_length=1, max_length=40)]
+
+
+class TryBody(BaseModel):
+    """The ids of the sessions to try a judge on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sessions: Annotated[list[SessionId], Field(min_length=1, max_length=MOST_TRIED)]
 
 
 class RejudgeBody(BaseModel):
@@ -29,12 +43,7 @@ class RejudgeBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    sessions: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=40)]], Field(min_length=1, max_length=MOST_SESSIONS)
-        ]
-        | None
-    ) = None
+    sessions: Annotated[list[SessionId], Field(min_length=1, max_length=MOST_SESSIONS)] | None = None
 
 
 @router.get("")
@@ -56,3 +65,19 @@ async def rejudge(request: Request, run: str, judge: str) -> JSONResponse:
     body = validated(RejudgeBody, await json_body(request))
     result = await service(request, JudgeDirectory).rejudge(found, judge, body.sessions)
     return JSONResponse(msgspec.to_builtins(result), 202)
+
+
+@router.post("/{judge}/try", openapi_extra=described(TryBody, answers={200: "What the judge says."}))
+async def try_(request: Request, run: str, judge: str) -> JSONResponse:
+    """Show what the judge says about sessions, and record nothing. The answer waits for the judge's model."""
+    found = await trainers_run(request, run, Right.CHANGE)
+    body = validated(TryBody, await json_body(request))
+    trial = await service(request, JudgeTrials).try_(found, judge, list(dict.fromkeys(body.sessions)))
+    return JSONResponse(msgspec.to_builtins(trial))
+
+
+@router.get("/{judge}/secret")
+async def secret(request: Request, run: str, judge: str) -> JSONResponse:
+    """Show the secret that signs a verifier's requests."""
+    found = await trainers_run(request, run, Right.CHANGE)
+    return JSONResponse({"secret": service(request, JudgeTrials).secret(found, judge)})

@@ -7,9 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection, exists, func, insert, literal, select
 
-from proxy.contract.states import RunState
+from proxy.contract.states import JobState, RunState
 from proxy.database.rows import AnyRow
-from proxy.database.tables import JobRow, JudgementRow, RunRow, SessionRow
+from proxy.database.tables import GroupRow, JobRow, JudgementRow, RunRow, SessionRow
+from proxy.judges.groups import Member
 from proxy.lifecycle.judging import GIVEN_UP, JUDGING
 
 
@@ -26,23 +27,42 @@ class JudgementRepository:
             statement.where(RunRow.id == run_id, RunRow.state != RunState.DELETED.value)
         ).one_or_none()
 
-    def scored(self, session_id: str, judge: str, fingerprint: str, digest: str) -> str | None:
-        """Return the reward of the judge, in this form, for this content of the session."""
-        statement = select(JudgementRow.reward_id).where(
+    def is_judged(self, session_id: str, judge: str, fingerprint: str, digest: str) -> bool:
+        """Return whether the judge, in this form, has an answer about this content: a reward, or that it has none."""
+        statement = select(JudgementRow.id).where(
             JudgementRow.session_id == session_id,
             JudgementRow.judge == judge,
             JudgementRow.fingerprint == fingerprint,
             JudgementRow.digest == digest,
-            JudgementRow.reward_id.is_not(None),
+            JudgementRow.error.is_(None),
         )
-        return self._connection.execute(statement).scalar_one_or_none()
+        return self._connection.execute(statement.limit(1)).first() is not None
+
+    def group_of(self, session_id: str) -> list[Member]:
+        """Return all sessions of the session's group; none if it belongs to no group."""
+        group = select(SessionRow.group_id).where(SessionRow.id == session_id).scalar_subquery()
+        columns = [GroupRow.size if name == "size" else getattr(SessionRow, name) for name in Member._fields]
+        statement = select(*columns).join(GroupRow, GroupRow.id == SessionRow.group_id)
+        return [Member(*row) for row in self._connection.execute(statement.where(SessionRow.group_id == group))]
+
+    def first_job(self, judge: str, session_ids: Sequence[str], *, mark: str) -> str | None:
+        """Return the last of the sessions that has an unfinished job of this judge and mark."""
+        keys = {f"{judge}:{session_id}{mark}": session_id for session_id in session_ids}
+        statement = select(JobRow.key).where(
+            JobRow.kind == JUDGING,
+            JobRow.key.in_(keys),
+            JobRow.state.in_((JobState.WAITING.value, JobState.RUNNING.value, JobState.FAILED.value)),
+        )
+        found = {keys[key] for key in self._connection.execute(statement).scalars()}
+        return next((session_id for session_id in reversed(session_ids) if session_id in found), None)
 
     def totals(self, run_id: str) -> dict[str, dict[str, Any]]:
         """Return the figures of `JudgeView` by judge."""
         statement = select(
             JudgementRow.judge,
             func.count(JudgementRow.reward_id).label("scored"),
-            (func.count() - func.count(JudgementRow.reward_id)).label("failed"),
+            func.count(JudgementRow.error).label("failed"),
+            (func.count() - func.count(JudgementRow.reward_id) - func.count(JudgementRow.error)).label("abstained"),
             func.avg(JudgementRow.score).label("mean_score"),
             func.avg(JudgementRow.spread).label("spread"),
             func.sum(JudgementRow.prompt_tokens).label("prompt_tokens"),
@@ -69,13 +89,13 @@ class JudgementRepository:
     def unscored(
         self, run_id: str, judge: str, fingerprint: str, *, session_ids: Sequence[str] | None, limit: int
     ) -> list[str]:
-        """Return ended sessions, the newest first, for which neither a score of this judge in this form nor a job of
-        `enqueue_judging` with `again=fingerprint` exists."""
+        """Return ended sessions, the newest first, for which neither an answer of this judge in this form nor a job
+        of `enqueue_judging` with `again=fingerprint` exists."""
         scored = exists().where(
             JudgementRow.session_id == SessionRow.id,
             JudgementRow.judge == judge,
             JudgementRow.fingerprint == fingerprint,
-            JudgementRow.reward_id.is_not(None),
+            JudgementRow.error.is_(None),
         )
         asked = exists().where(
             JobRow.kind == JUDGING,

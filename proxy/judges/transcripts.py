@@ -16,17 +16,11 @@ _SHORTEST_LINE = 200
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation as lines of JSON. `digest` is that of the whole conversation, even if `is_cut`. `mark` does not
-    occur in the text, so a delimiter made of it cannot be closed from inside."""
+    """A conversation as lines of JSON. `digest` is that of the whole conversation, even if `is_cut`."""
 
     text: str
     digest: str
-    mark: str
     is_cut: bool
-
-    @property
-    def delimited(self) -> str:
-        return f"<{self.mark}>\n{self.text}\n</{self.mark}>"
 
 
 def transcript_of(messages: Sequence[Mapping[str, Any]], *, task: str | None, max_characters: int) -> Transcript:
@@ -34,12 +28,7 @@ def transcript_of(messages: Sequence[Mapping[str, Any]], *, task: str | None, ma
     lines = [_line(message) for message in messages]
     whole = "\n".join(([_json({"task": task})] if task is not None else []) + lines)
     text = whole if len(whole) <= max_characters else _cut(lines, max_characters)
-    return Transcript(
-        text=text,
-        digest=hashlib.sha256(whole.encode()).hexdigest(),
-        mark=_mark(text),
-        is_cut=text is not whole,
-    )
+    return Transcript(text=text, digest=hashlib.sha256(whole.encode()).hexdigest(), is_cut=text is not whole)
 
 
 def has_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -47,14 +36,16 @@ def has_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(message.get("role") == "assistant" for message in messages)
 
 
-def _mark(text: str) -> str:
-    """Return a word that does not occur in the text, the same one for the same text."""
-    # From the text's own hash: nobody can write a text that contains its hash, and repeated requests are equal, so
+def mark_of(texts: Sequence[str]) -> str:
+    """Return a word that occurs in none of the texts, the same one for the same texts. Delimiters made of it cannot
+    be closed from inside."""
+    # From the texts' own hash: nobody can write a text that contains its hash, and repeated requests are equal, so
     # that providers can reuse their caches. The loop only removes the last doubt.
     number = 0
     while True:
-        mark = "conversation-" + hashlib.sha256(f"{number}\n{text}".encode()).hexdigest()[:16]
-        if mark not in text:
+        material = "\n".join([str(number), *texts])
+        mark = "conversation-" + hashlib.sha256(material.encode()).hexdigest()[:16]
+        if not any(mark in text for text in texts):
             return mark
         number += 1
 

@@ -6,23 +6,50 @@ import msgspec
 
 
 class JudgeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A judge and the attempts it has made, in all of its forms. `cost` is None if no attempt had a price. `spread`
-    is the mean of the votes' spreads. `problem` is why the newest attempt failed; None if it gave a score."""
+    """A judge and the attempts it has made, in all of its forms. `model` is the address of a verifier, or the
+    function of a judge in Python. `cost` is None if no attempt had a price. `spread` is the mean of the votes'
+    spreads. `abstained` attempts said that they cannot tell.
+    `fingerprint` is None if the judge's prompt cannot be read.
+    `problem` is why the newest attempt failed; None if it did not."""
 
     name: str
     kind: str
-    model: str
+    model: str | None
     reward: str
     votes: int
-    fingerprint: str
+    fingerprint: str | None
     scored: int = 0
     failed: int = 0
+    abstained: int = 0
     mean_score: float | None = None
     spread: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = None
     problem: str | None = None
+
+
+class TrialScore(msgspec.Struct, frozen=True, kw_only=True):
+    """What a judge says about a session or a turn. Without a `score`, `rationale` is why there is none."""
+
+    session_id: str
+    turn_id: str | None
+    reward: str
+    score: float | None
+    spread: float | None
+    votes: list[float]
+    rationale: str | None
+    is_cut: bool
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """The scores of a trial. `problems` are of sessions without any, each beginning with the session's id."""
+
+    scores: list[TrialScore]
+    problems: list[str]
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float | None
 
 
 class Rejudging(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from proxy.settings.content import RedactionRuleName, RedactionSettings, Retenti
 from proxy.settings.database import DEFAULT_CONNECTIONS, DatabaseSettings
 from proxy.settings.engine import EngineKind, EngineSettings, NamedEngineSettings
 from proxy.settings.jobs import JobSettings
-from proxy.settings.judges import JudgeSettings, ProviderSettings
+from proxy.settings.judges import JudgeKind, JudgeSettings, JudgingSettings, ProviderSettings
 from proxy.settings.limits import GivenLimits, LimitSettings, UsageLimits
 from proxy.settings.loading import Settings, as_environment, describe, load_settings, opentelemetry_is_set_up
 from proxy.settings.outbound import OutboundSettings
@@ -41,7 +41,9 @@ __all__ = [
     "GuardSettings",
     "ImageMode",
     "JobSettings",
+    "JudgeKind",
     "JudgeSettings",
+    "JudgingSettings",
     "LimitSettings",
     "NamedEngineSettings",
     "OutboundSettings",

@@ -22,7 +22,7 @@ from proxy.settings import runs as run_tables
 from proxy.settings.database import DatabaseSettings
 from proxy.settings.engine import EngineName, EngineSettings, NamedEngineSettings
 from proxy.settings.jobs import JobSettings
-from proxy.settings.judges import ProviderName, ProviderSettings
+from proxy.settings.judges import JudgingSettings, ProviderName, ProviderSettings
 from proxy.settings.outbound import OutboundSettings
 from proxy.settings.run import RunSettings
 from proxy.settings.section import ConfigurationError, Section
@@ -38,6 +38,7 @@ class Settings(Section):
     database: DatabaseSettings = DatabaseSettings()
     jobs: JobSettings = JobSettings()
     outbound: OutboundSettings = OutboundSettings()
+    judging: JudgingSettings = JudgingSettings()
     providers: dict[ProviderName, ProviderSettings] = Field(default_factory=dict)
     """Endpoints whose models judges use, by name."""
     engine: EngineSettings = EngineSettings()
@@ -52,10 +53,10 @@ class Settings(Section):
     def _judges_have_providers(self) -> Settings:
         for run in self.declared_runs:
             for name, judge in run.judges.items():
-                if judge.provider not in self.providers:
+                if judge.provider is not None and judge.provider not in self.providers:
                     raise ValueError(
                         f"the judge {name!r} of the run {run.name!r} names the provider {judge.provider!r}, which is "
-                        f"not there: add [providers.{judge.provider}] with its base_url"
+                        f"not there: add [providers.{judge.provider}], with its base_url unless it is litellm's"
                     )
         return self
 
@@ -129,7 +130,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
             elif value is not None:
                 environment[path] = str(value)
 
-    for name in ("server", "requests", "database", "jobs", "outbound", "engine", "run"):
+    for name in ("server", "requests", "database", "jobs", "outbound", "judging", "engine", "run"):
         add(f"{ENVIRONMENT_PREFIX}{name.upper()}", getattr(settings, name))
     for name, provider in settings.providers.items():
         add(f"{ENVIRONMENT_PREFIX}PROVIDERS__{name.upper()}", provider)

@@ -16,12 +16,18 @@ def messages_of(turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
     """Return the messages of the path from the first turn to the last one with an answer, that answer included."""
     no_answers = (TurnState.FAILED, TurnState.SHADOW)
     last = next((index for index in reversed(range(len(turns))) if turns[index].state not in no_answers), None)
+    return [] if last is None else messages_to(turns, last)
+
+
+def messages_to(turns: Sequence[TurnRecord], index: int) -> list[dict[str, Any]]:
+    """Return the messages of the path from the first turn to the turn at `index`, its answer included."""
     path: list[TurnRecord] = []
-    while last is not None:
-        path.append(turns[last])
+    place: int | None = index
+    while place is not None:
+        path.append(turns[place])
         # An edited or new conversation begins with messages of its own; only exact and retemplated turns extend the
         # parent's.
-        last = turns[last].parent if turns[last].continuation in _CONTINUES else None
+        place = turns[place].parent if turns[place].continuation in _CONTINUES else None
     messages: list[dict[str, Any]] = []
     for turn in reversed(path):
         messages += turn.messages

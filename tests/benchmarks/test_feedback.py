@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from benchmarks.feedback import report
+from benchmarks.feedback.judged import MEMBERS, Compared, FollowedUp
 from benchmarks.feedback.run import Commented, Curve, Kind, Run, figures
 from benchmarks.learning.run import claim_of
 from benchmarks.learning.tasks import CHECKPOINT
@@ -56,9 +58,31 @@ def test_steps_are_counted_to_the_first_good_batches() -> None:
 def test_targets_are_of_every_seed() -> None:
     good, bad = Curve(rewards=(0.2, *[0.9] * 6)), Curve(rewards=(0.2, 0.9, *[0.1] * 5))
     result = {"words": figures([good, good]), "words_shuffled": figures([bad, bad]), "numbers": figures([good])}
+    result |= {"relative": figures([good, good]), "follow_up": figures([good, good])}
     assert all(reached for _, reached in report.judged(result))
     assert report.table(result)[1] == [
         *("words of other sessions", "0.20, 0.20", "0.90, 0.90", "0.10, 0.10", "never, never")
     ]
     result["words"] = figures([good, bad])
-    assert [reached for _, reached in report.judged(result)] == [True, False, True]
+    result["follow_up"] = figures([bad, good])
+    assert [reached for _, reached in report.judged(result)] == [True, False, True, True, False]
+
+
+def test_a_relative_judge_scores_groups_and_a_follow_up_scores_turns() -> None:
+    alone = Ranks(0, 1, torch.device("cpu"), None)
+    model: Any = load_reference(CHECKPOINT, TrainerSettings(), alone)
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    generator = torch.Generator().manual_seed(0)
+    compared = Compared(16, 0, tokenizer).attempt(model.inner, random.Random(0), generator, 0)
+    assert [len(group.trajectories) for group in compared.groups] == [MEMBERS] * 4
+    rewards = [member.reward for group in compared.groups for member in group.trajectories]
+    # Four members have six comparisons, and each is won by one of the two.
+    assert sum(reward or 0 for reward in rewards) == pytest.approx(4 * 6 / 3)
+    followed = FollowedUp(16, 0, tokenizer).attempt(model.inner, random.Random(0), generator, 0)
+    found = [
+        (followed.scores[number], group.trajectories[0].turns[-1].reward)
+        for number, group in enumerate(followed.groups)
+    ]
+    assert {reward for score, reward in found if score == 1} <= {1.0, None}
+    assert {reward for score, reward in found if score == 0} <= {0.0, None}
+    assert {reward for _, reward in found} >= {0.0, 1.0}

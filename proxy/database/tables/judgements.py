@@ -13,10 +13,12 @@ _SCORED = text("reward_id IS NOT NULL")
 
 
 class JudgementRow(Base):
-    """The result of one attempt of a judge at a session: a reward, or an error.
+    """The result of one attempt of a judge at a session, or at one of its turns: a reward, an error, or neither if
+    the judge said that it cannot tell.
 
     Append-only, except that erasure of the session removes `error` and replaces `digest`. An attempt that failed has
-    no reward, and counts in the judge's cost all the same. The rationale is the reward's comment.
+    no reward, and counts in the judge's cost all the same. An attempt at several sessions together has a row for
+    each, with equal shares of the cost. The rationale is the reward's comment.
     """
 
     __tablename__ = "judgements"
@@ -39,6 +41,8 @@ class JudgementRow(Base):
     id: Mapped[str] = mapped_column(Identifier, primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
     session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"))
+    turn_id: Mapped[str | None] = mapped_column(Identifier)
+    """The turn that was judged; null for the whole session."""
     judge: Mapped[str] = mapped_column(String(64))
     fingerprint: Mapped[str] = mapped_column(String(16))
     """Hash of the settings and the prompt that determine the score (`judges.fingerprint`)."""

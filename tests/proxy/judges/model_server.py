@@ -59,7 +59,8 @@ async def silence(_body: dict[str, Any]) -> str:
 async def serving_model() -> AsyncIterator[ModelServer]:
     model = ModelServer()
     app = FastAPI()
-    app.add_api_route("/v1/chat/completions", model.answer, methods=["POST"], response_model=None)
+    for path in ("/v1/chat/completions", "/v1/v1/messages"):  # the second is litellm's for Anthropic
+        app.add_api_route(path, model.answer, methods=["POST"], response_model=None)
     async with serving_app(app) as address:
         model.url = f"{address}/v1"
         yield model

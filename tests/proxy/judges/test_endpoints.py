@@ -18,7 +18,7 @@ from proxy.http import errors
 from proxy.http.services import provide
 from proxy.judges import endpoints
 from tests.database import sqlite_database
-from tests.proxy.judges.model_server import refusal
+from tests.proxy.judges.model_server import grade, refusal
 from tests.proxy.judges.world import World, open_world
 from tests.proxy.overview.serving import serving_app
 from tests.running_app import add_routes, bearer
@@ -27,7 +27,7 @@ from tests.running_app import add_routes, bearer
 @asynccontextmanager
 async def open_api(world: World) -> AsyncIterator[str]:
     app = FastAPI()
-    provide(app, world.store.runs, world.store.credentials, world.judges)
+    provide(app, world.store.runs, world.store.credentials, world.judges, world.trials)
     errors.install(app)
     add_routes(app, endpoints.router)
     async with serving_app(app) as address:
@@ -81,3 +81,29 @@ async def test_the_commands_show_scores_and_the_newest_problem(world: World) -> 
         shown = await shell("judges", "list", "policy")
         assert "local/unknown" in shown
         assert "answered 404 for 'unknown': no such model" in shown
+
+
+async def test_a_trial_shows_scores_and_records_nothing(world: World) -> None:
+    first, second = await world.session(), await world.session()
+    await world.run_jobs()
+    world.model.answers = [grade(0.25, "half right"), "no idea"]
+    key = (await world.store.credentials.create(PrincipalKind.ADMIN)).text
+    async with open_api(world) as address:
+        shown = await _command(
+            "judges", "try", "policy", "taste", "--sessions", f"{first},{second}", url=address, key=key
+        )
+        assert ("0.25" in shown, "220 tokens" in shown, "valid" in shown) == (True, True, True)
+        missing = await _command(
+            "judges", "try", "policy", "taste", "--sessions", "ses_none", url=address, key=key, status=1
+        )
+        assert "no such session" in missing
+        refused = await _command("judges", "secret", "policy", "taste", url=address, key=key, status=1)
+        assert "no verifier" in refused
+    assert len(await world.rewards()) == len(await world.judgements()) == 2
+
+
+async def _command(*words: str, url: str, key: str, status: int = 0) -> str:
+    options = ["--url", url, "--api-key", key]
+    result = await asyncio.to_thread(CliRunner(env={"COLUMNS": "200"}).invoke, command_line, [*words, *options])
+    assert result.exit_code == status, result.output
+    return result.output

@@ -119,7 +119,7 @@ BAD: dict[str, Answer] = {
 @pytest.mark.parametrize("name", BAD)
 async def test_a_judge_that_fails_leaves_no_reward_and_is_asked_again(tmp_path: Path, name: str) -> None:
     async with open_world(sqlite_database(tmp_path), timeout_seconds=0.2 if name == "slow" else 10) as world:
-        world.model.answers = [BAD[name], grade(1.0)]
+        world.model.answers = [BAD[name]]
         session_id = await world.session()
         assert await world.run_jobs() == ["failed"]
         assert await world.rewards() == []
@@ -127,6 +127,8 @@ async def test_a_judge_that_fails_leaves_no_reward_and_is_asked_again(tmp_path: 
         (failed,) = await world.judgements()
         assert failed.error
         assert (failed.reward_id, failed.score) == (None, None)
+        world.model.answers = [grade(1.0)]
+        await world.configure(timeout_seconds=10)
         world.store.clock.now += 60
         assert await world.run_jobs() == ["done"]
         assert await world.store.reward_values(session_id) == [1.0]
@@ -161,7 +163,7 @@ async def test_a_provider_that_is_away_or_unknown(database_url: str) -> None:
         await world.session()
         assert await world.run_jobs() == ["dead"]
         (job,) = await world.jobs()
-        assert "add [providers.elsewhere] with its base_url" in job.error
+        assert "add [providers.elsewhere], with its base_url" in job.error
 
 
 async def test_a_judge_that_was_removed_is_not_asked(database_url: str) -> None:

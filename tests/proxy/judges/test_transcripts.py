@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.judges.transcripts import transcript_of
+from proxy.judges.transcripts import mark_of, transcript_of
 
 messages = st.lists(
     st.fixed_dictionaries(
@@ -20,7 +20,7 @@ messages = st.lists(
 def test_every_message_is_one_line_and_the_mark_is_not_in_the_text(given_messages: list[dict[str, str]]) -> None:
     found = transcript_of(given_messages, task=None, max_characters=1 << 30)
     assert [json.loads(line) for line in found.text.split("\n")] == given_messages
-    assert found.mark not in found.text
+    assert mark_of([found.text]) not in found.text
     assert not found.is_cut
 
 

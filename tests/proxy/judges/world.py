@@ -18,18 +18,25 @@ from proxy.jobs.running import JobRunner
 from proxy.jobs.running import Outcome as JobOutcome
 from proxy.jobs.sweeping import JobSweeper
 from proxy.judges.directory import JudgeDirectory
+from proxy.judges.functions import Functions
 from proxy.judges.models import JudgeModels
+from proxy.judges.prompts import Prompts
 from proxy.judges.service import JudgingService
+from proxy.judges.tools import Tools
+from proxy.judges.trials import JudgeTrials
 from proxy.judges.views import Rejudging
 from proxy.lifecycle.judging import JUDGING, enqueue_judging
+from proxy.outbound.client import Client
+from proxy.outbound.secrets import SigningSecrets
 from proxy.runs.service import RunView
 from proxy.sessions.opening import SessionSpec
-from proxy.settings import ProviderSettings, RunSettings
+from proxy.settings import JudgingSettings, OutboundSettings, ProviderSettings, RunSettings
 from tests.proxy.jobs.world import Seen
 from tests.proxy.judges.model_server import ModelServer, serving_model
 from tests.proxy.store import Store, open_store
 
 KEY = "sk-judge"
+SECRET = b"i" * 32
 
 
 class Judged:
@@ -44,17 +51,18 @@ class Judged:
         self.tokens += prompt_tokens + completion_tokens
 
     def rewards_recorded(self, entries: int, *, effect: str) -> None:
-        assert entries == 1
+        assert entries >= 1
         assert effect
 
 
 class World:
-    def __init__(self, store: Store, model: ModelServer, models: JudgeModels) -> None:
+    def __init__(self, store: Store, model: ModelServer, tools: Tools, prompts: Prompts) -> None:
         self.store = store
         self.model = model
         self.judged = Judged()
-        self.service = JudgingService(store.database, models, store.signals, store.clock, self.judged)
-        self.judges = JudgeDirectory(store.database, store.signals, store.clock)
+        self.service = JudgingService(store.database, tools, prompts, store.signals, store.clock, self.judged)
+        self.judges = JudgeDirectory(store.database, prompts, store.signals, store.clock)
+        self.trials = JudgeTrials(store.database, tools, prompts, tools.secrets, store.clock)
         self.kinds = JobKinds([JobKind(name=JUDGING, handler=self.service.run, timeout_seconds=10)])
         self.sweeper = JobSweeper(store.database, self.kinds, store.signals, store.clock)
         self.runner = JobRunner(
@@ -79,6 +87,24 @@ class World:
         if end:
             await self.end(opened.id)
         return opened.id
+
+    async def turn(
+        self,
+        session_id: str,
+        messages: list[dict[str, Any]],
+        answer: str,
+        *,
+        parent: str | None = None,
+        state: str = "complete",
+    ) -> str:
+        """Add a turn with this answer to `messages`, which continues the turn `parent`."""
+        turn_id = await self.store.add_turn(session_id, state=state)
+        values = {"messages": messages, "response": {"choices": [{"text": answer}]}}
+        if parent is not None:
+            values |= {"parent_id": parent, "continuation": "exact"}
+        statement = update(TurnRow).where(TurnRow.id == turn_id).values(**values)
+        await self.store.database.commit(lambda connection: connection.execute(statement))
+        return turn_id
 
     async def end(self, session_id: str, outcome: Outcome = Outcome.COMPLETED) -> None:
         await self.store.sessions.end(self.store.owner, session_id, outcome)
@@ -136,19 +162,44 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(url: str, *, run: dict[str, Any] | None = None, **judge: Any) -> AsyncIterator[World]:
-    """Open a store whose run has the judge `taste`."""
+async def open_world(
+    database_url: str,
+    /,
+    *,
+    run: dict[str, Any] | None = None,
+    judging: JudgingSettings | None = None,
+    in_proxy: bool = False,
+    provider: str = "local",
+    structured: bool = True,
+    **judge: Any,
+) -> AsyncIterator[World]:
+    """Open a store whose run has the judge `taste`, as a worker or as a proxy sees it."""
+    judging = judging or JudgingSettings()
     async with serving_model() as model:
-        taste = {"model": "local/critic", "rubric": "Is the answer right?", **judge}
+        taste = judge if judge.get("kind") else {"rubric": "Is the answer right?", **judge}
+        if not {"url", "function"} & set(judge):
+            taste = {"model": "local/critic", **taste}
         settings = RunSettings.model_validate(
             {"name": "policy", "model": "base/model", "judges": {"taste": taste}, **(run or {})}
         )
-        provider = ProviderSettings.model_validate(
-            {"base_url": model.url, "api_key": KEY, "prompt_price": 1.0, "completion_price": 2.0}
+        address = (
+            {"base_url": model.url, "prompt_price": 1.0, "completion_price": 2.0}
+            if provider == "local"
+            else {"api_base": model.url}
         )
-        models = JudgeModels({"local": provider})
-        async with open_store(url, settings) as store:
+        models = JudgeModels(
+            {provider: ProviderSettings.model_validate({"api_key": KEY, "structured": structured, **address})}
+        )
+        client = Client(OutboundSettings(allow=("127.0.0.1",)))
+        tools = Tools(
+            models=models,
+            client=client,
+            secrets=SigningSecrets(SECRET),
+            functions=Functions(judging, in_proxy=in_proxy),
+        )
+        async with open_store(database_url, settings) as store:
             try:
-                yield World(store, model, models)
+                yield World(store, model, tools, Prompts(judging.prompts_dir))
             finally:
                 await models.aclose()
+                await client.aclose()

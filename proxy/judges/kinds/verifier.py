@@ -1,0 +1,71 @@
+"""`verifier`: rewards from the user's own HTTP service, which gets the signed transcript."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from proxy.jobs.kinds import JobFailure, JobPostponed, JobRefused
+from proxy.judges.candidates import one_session
+from proxy.judges.program_answers import scores_in
+from proxy.judges.reader import SubjectReader
+from proxy.judges.subjects import Judged, Skipped, Subject, digest_of
+from proxy.judges.tools import Tools
+from proxy.outbound.client import Answer
+from proxy.outbound.failures import TargetFailed, TargetRefused
+
+# The pause before another worker tries a request that this one cannot sign.
+_UNSIGNED_SECONDS = 30.0
+_ANSWER_BYTES = 1 << 20
+
+
+class Verifier:
+    def find(self, reader: SubjectReader) -> Subject | Skipped:
+        return one_session(reader)
+
+    async def judge(self, tools: Tools, subject: Subject) -> Judged:
+        """Post the session to the judge's URL. Its id is the same in every attempt at the same content."""
+        if tools.secrets.fingerprint is None:
+            raise JobPostponed(
+                "this worker lacks the installation's secret (the file `secret` of the proxy's data directory), so "
+                "it cannot sign",
+                seconds=_UNSIGNED_SECONDS,
+            )
+        judge, (candidate,) = subject.judge, subject.candidates
+        event_id = "jdg_" + digest_of(subject.run_id, subject.name, subject.fingerprint, candidate.digest)[:32]
+        document = {"type": "session.judge", "judge": subject.name, **candidate.document}
+        body = json.dumps({**document, "run": subject.run_name}, default=str).encode()
+        try:
+            answer = await tools.client.post(
+                judge.url or "",
+                body,
+                event_id=event_id,
+                secrets=[tools.secrets.text(secret_owner(subject.run_id, subject.name), 1)],
+                timeout_seconds=judge.timeout_seconds,
+                answer_bytes=_ANSWER_BYTES,
+            )
+            return Judged(scores=scores_in(_decoded(answer), subject))
+        except TargetRefused as error:
+            return Judged(failure=JobRefused(str(error)))
+        except TargetFailed as error:
+            return Judged(failure=JobFailure(str(error)))
+        except JobFailure as failure:
+            return Judged(failure=failure)
+
+
+def secret_owner(run_id: str, judge: str) -> str:
+    """Return the name under which a verifier's signing secret is derived; no webhook has one of this form."""
+    return f"judge {run_id} {judge}"
+
+
+def _decoded(answer: Answer) -> Any:
+    if answer.problem is not None:
+        raise JobFailure(f"the verifier: {answer.problem}")
+    if answer.is_cut:
+        raise JobFailure(f"the verifier's answer has more than {_ANSWER_BYTES >> 20} MiB")
+    if answer.status == 204:
+        return None
+    try:
+        return json.loads(answer.body)
+    except (ValueError, RecursionError) as error:
+        raise JobFailure("the verifier's answer is no JSON") from error
