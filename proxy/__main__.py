@@ -37,18 +37,23 @@ def main(arguments: list[str] | None = None) -> int:
     store), `DATABASE_AWAY` for a database that does not answer. The last line of standard error has the reason."""
     parser = argparse.ArgumentParser(prog="python -m proxy", description="The base-rl proxy.")
     parser.add_argument("--config", type=Path, help="TOML file; BASE_RL_SECTION__KEY in the environment overrides it")
+    parser.add_argument("--engines-join", action="store_true", help="start without engines, which are added later")
+    parser.add_argument(
+        "--shared-port", action="store_true", help="let other processes of `base-rl proxy` listen too"
+    )
+    parser.add_argument("--own-port", type=int, help="a second port, which only this process listens on")
     options = parser.parse_args(arguments)
     try:
         settings = load_settings(options.config)
         log.configure(settings.server.log_level)
-        app = create_app(settings)
+        app = create_app(settings, engines_join=options.engines_join)
     except ConfigurationError as error:
         return _refuse(error)
     machine.raise_descriptor_limit()
     server = _Server(app, settings)
     logging.getLogger("uvicorn.error").addFilter(partial(_is_worth_a_line, app))
     try:
-        server.run()
+        server.run(_sockets(settings, shared_port=options.shared_port, own_port=options.own_port))
     except KeyboardInterrupt:
         return 0
     except SystemExit:
@@ -57,6 +62,15 @@ def main(arguments: list[str] | None = None) -> int:
     if app.startup_error is not None:
         return _refuse(app.startup_error)
     return 0
+
+
+def _sockets(settings: Settings, *, shared_port: bool, own_port: int | None) -> list[socket.socket] | None:
+    """Return the sockets to listen on; None for the configured address alone."""
+    if not shared_port and own_port is None:
+        return None
+    host, port = settings.server.host, settings.server.port
+    shared = machine.shared_socket(host, port)
+    return [shared] if own_port is None else [shared, machine.shared_socket(host, own_port)]
 
 
 class _Server(uvicorn.Server):

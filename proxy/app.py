@@ -52,8 +52,6 @@ from proxy.versions import steering_endpoints
 from proxy.webhooks import endpoints as webhook_endpoints
 
 _MIB = 1 << 20
-# Largest default bound on the bodies in work, for machines with much memory.
-_MOST_BODIES_BYTES = 2048 * _MIB
 
 _LOG = logger(__name__)
 
@@ -141,22 +139,24 @@ def create_app(
     engine: Engine | None = None,
     engines: Mapping[str, Engine] | None = None,
     clock: Clock = system_clock,
+    engines_join: bool = False,
 ) -> Application:
     """Return the application; its services start with its lifespan.
 
-    For tests: `engine` replaces that of the configuration, `engines` those at some addresses, `clock` the system's.
+    With `engines_join`, the configuration need not name an engine: calls get 503 until one is added. For tests:
+    `engine` replaces that of the configuration, `engines` those at some addresses, `clock` the system's.
 
-    Raises ConfigurationError without an engine's address. The start raises it for a wrong model, run or database, and
-    StoreUnavailable for a database that does not answer.
+    Raises ConfigurationError without an engine's address otherwise. The start raises it for a wrong model, run or
+    database, and StoreUnavailable for a database that does not answer.
     """
     if engine is not None:
         address = settings.engine.model_copy(update={"url": engine.name})
         settings = settings.model_copy(update={"engine": address})
-    elif settings.engine.url is None and not settings.engines:
+    elif settings.engine.url is None and not settings.engines and not engines_join:
         raise ConfigurationError(
             "engine.url: no engine is named; set it to the address of an SGLang server (in the file or as "
             "BASE_RL_ENGINE__URL), add an [engines.NAME] table, or use `base-rl up`, which starts an engine and "
-            "fills it in"
+            "fills it in, or `base-rl proxy`, which waits for engines to join"
         )
     for run in settings.declared_runs:
         check_tool_parser(run.tool_parser)
@@ -210,6 +210,6 @@ def _body_bytes(server: ServerSettings) -> BodyBytes:
     if server.max_bodies_mib is not None:
         most = server.max_bodies_mib * _MIB
     else:
-        most = max(2 * largest, min(_MOST_BODIES_BYTES, machine.memory_limit() // 8))
+        most = max(2 * largest, machine.default_body_bytes())
     per_key = most // 2 if server.max_bodies_mib_per_key is None else server.max_bodies_mib_per_key * _MIB
     return BodyBytes(most=max(most, largest), most_per_key=max(per_key, largest))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import socket
 from pathlib import Path
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _OWN_DESCRIPTORS = Path("/proc/self/fd")
+_MOST_BODY_BYTES = 2048 << 20
 
 
 def memory_limit(root: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUPS) -> int:
@@ -25,6 +27,25 @@ def memory_limit(root: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUPS) -> int:
     if address_space != resource.RLIM_INFINITY:
         bounds.append(address_space)
     return min(bounds)
+
+
+def default_body_bytes() -> int:
+    """Return the default bound on the bytes of all bodies in work: an eighth of the memory, at most 2 GiB."""
+    return min(_MOST_BODY_BYTES, memory_limit() // 8)
+
+
+def shared_socket(host: str, port: int) -> socket.socket:
+    """Return a TCP socket bound to the address, which does not listen and does not keep other processes of this user
+    from binding it in the same way. Raise OSError."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def _cgroup_limits(root: Path, own: Path) -> list[int]:

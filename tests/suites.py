@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SUITES = frozenset(
-    {"archon", "browser", "clients", "end_to_end", "gpu", "images", "pages", "ranks", "sglang", "tracking"}
+    {"archon", "browser", "clients", "end_to_end", "gpu", "images", "pages", "ranks", "sglang", "slurm", "tracking"}
 )
 ROOT = Path(__file__).parent
 

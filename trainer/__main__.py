@@ -3,6 +3,7 @@
 - `python -m trainer --config FILE …` trains runs (`trainer/train/command.py`).
 - `python -m trainer fit sft|dpo|reward-model …` fits to chosen sessions or to preferences (`trainer/fit/command.py`).
 - `python -m trainer replay RUN VERSION …` makes a past step again (`trainer/replay/command.py`).
+- `python -m trainer plan --model NAME …` prints the memory that training needs (`trainer/planning/command.py`).
 - `python -m trainer presets` prints how far apart the gradients of the presets are (`trainer/distances_command.py`).
 """
 
@@ -31,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from trainer.fit.command import main as fit
 
         return fit(words[1:])
+    if words[:1] == ["plan"]:
+        from trainer.planning.command import main as plan
+
+        return plan(words[1:])
     if words[:1] == ["presets"]:
         from trainer.distances_command import main as presets
 

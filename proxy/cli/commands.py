@@ -26,8 +26,11 @@ from proxy.cli.init_command import init
 from proxy.cli.jobs_commands import jobs_app, worker
 from proxy.cli.judges_commands import judges_app
 from proxy.cli.keys_commands import keys_app
+from proxy.cli.launch_commands import launch_app
 from proxy.cli.limits_commands import limits_app
+from proxy.cli.plan_commands import plan
 from proxy.cli.projects_commands import projects_app
+from proxy.cli.proxy_commands import proxy
 from proxy.cli.replay_commands import replay
 from proxy.cli.rewards_commands import rewards_app
 from proxy.cli.runs_commands import runs_app
@@ -85,9 +88,12 @@ app.add_typer(webhooks_app, name="webhooks")
 app.add_typer(db_app, name="db")
 app.command()(init)
 app.command()(attempts)
+app.add_typer(launch_app, name="launch")
 app.command()(train)
+app.command()(proxy)
 app.command()(worker)
 app.command(context_settings=AS_THEY_ARE)(fit)
+app.command(context_settings=AS_THEY_ARE)(plan)
 app.command()(replay)
 app.command()(erase)
 app.command()(export)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from rich.table import Table
 
 from proxy.cli.asking import ask_and_show
-from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, errors, out
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir, Url, errors, finish, out
 
 engines_app = typer.Typer(no_args_is_help=True, help="The inference engines that all proxies of a store share.")
 
@@ -60,6 +61,37 @@ def engines_add(
     base = str(directory.resolve()) if directory is not None and directory.is_dir() else model
     body = {"name": name, "url": address, "kind": kind.value, "base_model": base, "run": run}
     ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.add_engine(body), _print_engine, as_json=as_json)
+
+
+@engines_app.command("serve")
+def engines_serve(
+    name: Annotated[str, typer.Argument(help="A name for the engine, of its own.")],
+    config: Config = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on, which proxies must reach; default: the one towards the proxy."),
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; default: a free one.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="The one run that it serves; default: any run of its base model.")
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds for the calls under way when it is asked to end.")
+    ] = 60.0,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Start the configured engine on this machine and add it to the pool of a base-rl, until Ctrl-C.
+
+    For engines on other machines than the proxy's. `[engine]` and `[run] model` of the configuration say what is
+    started. At the end it is drained and removed; `base-rl engines remove` ends it from elsewhere. An engine that
+    dies or hangs is started again. Engines have no keys of their own: let only proxies reach the port.
+    """
+    from proxy.cli.cluster.serving import ServeOptions, serve
+
+    options = ServeOptions(name=name, config=config, host=host, port=port, run=run, drain_seconds=drain_seconds)
+    finish(lambda: asyncio.run(serve(options, (data_dir, url, api_key))))
 
 
 @engines_app.command("drain")

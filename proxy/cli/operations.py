@@ -284,6 +284,13 @@ class Operations:
         except httpx.HTTPError:
             return False
 
+    async def alive(self) -> bool:
+        """Return whether a proxy answers at all. Never raise."""
+        try:
+            return (await self._client.get("/healthz")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
     async def _list(self, path: str, field: str) -> list[dict[str, Any]]:
         """Return the list in this field of the answer."""
         return list((await self._get(path))[field])

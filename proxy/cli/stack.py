@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -18,18 +16,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from proxy.cli.addresses import NoFreePort, claimed_port, random_free_port
+from proxy.cli.engine_plan import engine_plan
 from proxy.cli.local_keys import LocalKeys, load_or_make
 from proxy.cli.operations import Operations, ProxyUnreachable
 from proxy.cli.supervisor import Listener, Part, PartFailed, Supervisor
 from proxy.cli.trainer_process import trainer_command
-from proxy.engines.launch import (
-    AdapterBounds,
-    LaunchPlan,
-    embedded_plan,
-    scripted_plan,
-    sglang_cpu_plan,
-    sglang_gpu_plan,
-)
 from proxy.private_files import make_directory, open_file
 from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, as_environment
 
@@ -104,7 +95,7 @@ async def running_stack(
     """
     data_dir = settings.server.data_dir.resolve()
     host, wanted_port = settings.server.host, settings.server.port
-    with _only_one(data_dir), claimed_port(host, wanted_port, or_next=or_next_port) as port:
+    with only_one(data_dir), claimed_port(host, wanted_port, or_next=or_next_port) as port:
         prepare()
         _keep_apart(data_dir, settings)
         settings = settings.model_copy(update={"server": settings.server.model_copy(update={"port": port})})
@@ -120,13 +111,9 @@ async def running_stack(
             tells_metrics=tells_metrics,
             seed=seed,
         )
-        address_file = data_dir / _ADDRESS_FILE
         async with Supervisor(parts, data_dir / "logs", listener) as supervisor:
-            address_file.write_bytes(msgspec.json.encode(Address(url=url, pid=os.getpid(), run=settings.run.name)))
-            try:
+            with address_recorded(data_dir, url, settings.run.name):
                 yield Stack(url=url, keys=keys, supervisor=supervisor, started_at=time.monotonic())
-            finally:
-                address_file.unlink(missing_ok=True)
 
 
 async def wait_until_ready(stack: Stack) -> None:
@@ -150,6 +137,17 @@ async def wait_until_ready(stack: Stack) -> None:
             await operations.health()
         except ProxyUnreachable as error:
             raise NoFreePort(f"{error}: another base-rl took the port; name another with --port") from error
+
+
+@contextmanager
+def address_recorded(data_dir: Path, url: str, run: str) -> Iterator[None]:
+    """Record in the data directory, for the length of the block, where this base-rl answers."""
+    address_file = data_dir / _ADDRESS_FILE
+    address_file.write_bytes(msgspec.json.encode(Address(url=url, pid=os.getpid(), run=run)))
+    try:
+        yield
+    finally:
+        address_file.unlink(missing_ok=True)
 
 
 def read_address(data_dir: Path) -> Address | None:
@@ -262,44 +260,6 @@ def _grace_seconds(server: ServerSettings) -> float:
     return _GRACE_S if server.stop_grace_seconds == default else server.stop_grace_seconds
 
 
-def engine_plan(settings: Settings, *, port: int, seed: int | None) -> LaunchPlan:
-    """Return how the configured engine is started on this machine. Raises ConfigurationError if SGLang is absent."""
-    engine, model = settings.engine, settings.run.model
-    if engine.kind == EngineKind.SCRIPTED:
-        return scripted_plan(model=model, port=port, script=engine.script and engine.script.resolve())
-    on_gpu = engine.device == "cuda" or (engine.device == "auto" and _has_gpu())
-    adapters = AdapterBounds(loaded=engine.max_loras, rank=engine.max_lora_rank)
-    if engine.kind == EngineKind.EMBEDDED:
-        device = "cuda" if on_gpu else "cpu"
-        return embedded_plan(
-            model=model, port=port, device=device, threads=engine.threads, seed=seed, adapters=adapters
-        )
-    # SGLang reserves memory for adapters, and a model with layers that it cannot adapt does not start with them.
-    wanted = adapters if any(run.weights == "adapter" for run in settings.declared_runs) else None
-    if on_gpu:
-        python = engine.sglang_venv / "bin" / "python"
-        if not python.exists():
-            raise ConfigurationError(f"no environment with SGLang in {engine.sglang_venv}: set engine.sglang_venv")
-        return sglang_gpu_plan(model=model, port=port, python=str(python), adapters=wanted)
-    return sglang_cpu_plan(
-        model=model,
-        port=port,
-        venv=engine.sglang_venv,
-        threads=engine.threads,
-        adapters=wanted,
-        flags=() if seed is None else (f"--random-seed={seed}",),
-    )
-
-
-def _has_gpu() -> bool:
-    """Return whether the driver lists a GPU. torch is not asked, because the proxy never imports it."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return False
-    listing = subprocess.run([program, "--list-gpus"], capture_output=True, text=True, check=False, timeout=30)
-    return listing.returncode == 0 and "GPU" in listing.stdout
-
-
 def _reachable(host: str) -> str:
     """Return an address at which this machine reaches `host`, which may stand for every address."""
     if host in ("0.0.0.0", ""):  # noqa: S104  (compared with, not bound to)
@@ -329,7 +289,8 @@ def _keep_apart(data_dir: Path, settings: Settings) -> None:
 
 
 @contextmanager
-def _only_one(data_dir: Path) -> Iterator[None]:
+def only_one(data_dir: Path) -> Iterator[None]:
+    """Hold the data directory, so that no other base-rl uses it. Raise AlreadyRunning or ConfigurationError."""
     try:
         make_directory(data_dir)
         file = open_file(data_dir / "lock", "wb")

@@ -72,10 +72,12 @@ class _Running:
 class Supervisor:
     """Runs parts. It calls `listener(part, event)` at starts, deaths and restarts; logs go to `log_dir/PART.log`."""
 
-    def __init__(self, parts: list[Part], log_dir: Path, listener: Listener) -> None:
+    def __init__(self, parts: list[Part], log_dir: Path, listener: Listener, *, together: bool = False) -> None:
+        """With `together`, the parts end at the same time: each may take its whole `stop_seconds`."""
         make_directory(log_dir)
         self._running = [_Running(part, log_dir / f"{part.name}.log") for part in parts]
         self._listener = listener
+        self._together = together
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = False
         _supervisors.add(self)
@@ -135,13 +137,17 @@ class Supervisor:
                     os.killpg(process.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End the parts, last started first: SIGTERM, then SIGKILL for those that exceed their `stop_seconds`."""
+        """End the parts, last started first or together: SIGTERM, then SIGKILL for those that exceed their
+        `stop_seconds`."""
         self._stopping = True
         for keeper in self._keepers:
             keeper.cancel()
         for keeper in self._keepers:
             with contextlib.suppress(asyncio.CancelledError, PartFailed):
                 await keeper
+        if self._together:
+            await asyncio.gather(*(_end(running) for running in self._running))
+            return
         for running in reversed(self._running):
             await _end(running)
 

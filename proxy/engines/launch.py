@@ -62,6 +62,7 @@ def embedded_plan(
     *,
     model: str,
     port: int,
+    host: str = HOST,
     weight_label: str = "default",
     device: str = "cpu",
     threads: int = 1,
@@ -71,7 +72,7 @@ def embedded_plan(
 ) -> LaunchPlan:
     """Return the plan for the embedded engine, in the proxy's own environment. Without `adapters` it has its own
     bounds for them."""
-    argv = [python, "-m", "proxy.engines.embedded", "--model", model, "--host", HOST, "--port", str(port)]
+    argv = [python, "-m", "proxy.engines.embedded", "--model", model, "--host", host, "--port", str(port)]
     argv += ["--device", device, "--threads", str(threads), "--weight-version", weight_label]
     if device == "cuda":
         argv += ["--dtype", "bfloat16"]
@@ -79,13 +80,14 @@ def embedded_plan(
         argv += ["--seed", str(seed)]
     if adapters is not None:
         argv += ["--max-loaded-loras", str(adapters.loaded), "--max-lora-rank", str(adapters.rank)]
-    return LaunchPlan(argv=tuple(argv), env={"OMP_NUM_THREADS": str(threads)}, url=_url(port))
+    return LaunchPlan(argv=tuple(argv), env={"OMP_NUM_THREADS": str(threads)}, url=_url(host, port))
 
 
 def scripted_plan(
     *,
     model: str,
     port: int,
+    host: str = HOST,
     script: Path | None = None,
     weight_label: str = "default",
     ignore_adapters: bool = False,
@@ -93,13 +95,13 @@ def scripted_plan(
 ) -> LaunchPlan:
     """Return the plan for the scripted engine, in the proxy's own environment. Without a `script` it echoes
     messages. With `ignore_adapters` it serves the base model for every adapter."""
-    argv = [python, "-m", "proxy.engines.scripted", "--model", model, "--host", HOST, "--port", str(port)]
+    argv = [python, "-m", "proxy.engines.scripted", "--model", model, "--host", host, "--port", str(port)]
     argv += ["--weight-version", weight_label]
     if script is not None:
         argv += ["--script", str(script)]
     if ignore_adapters:
         argv.append("--ignore-adapters")
-    return LaunchPlan(argv=tuple(argv), env={}, url=_url(port))
+    return LaunchPlan(argv=tuple(argv), env={}, url=_url(host, port))
 
 
 def sglang_cpu_plan(
@@ -107,6 +109,7 @@ def sglang_cpu_plan(
     model: str,
     port: int,
     venv: Path,
+    host: str = HOST,
     weight_label: str = "default",
     threads: int = 1,
     adapters: AdapterBounds | None = None,
@@ -122,7 +125,7 @@ def sglang_cpu_plan(
             f"there is no SGLang for CPU in {venv}: run `make sglang-cpu` (about 3.3 GB), "
             "or set engine.sglang_venv to where it is"
         )
-    argv = _sglang_argv(str(venv / "bin" / "python"), model, port, weight_label)
+    argv = _sglang_argv(str(venv / "bin" / "python"), model, host, port, weight_label)
     env = {
         "SGLANG_USE_CPU_ENGINE": "1",
         "PYTHONPATH": str(SGLANG_SHIM),
@@ -134,7 +137,7 @@ def sglang_cpu_plan(
     if adapters is not None:
         # The other back ends for adapters are kernels for GPUs.
         argv = (*argv, *_adapter_flags(adapters), "--lora-backend=torch_native")
-    return LaunchPlan(argv=(*argv, *SGLANG_CPU_FLAGS, *flags), env=env, url=_url(port))
+    return LaunchPlan(argv=(*argv, *SGLANG_CPU_FLAGS, *flags), env=env, url=_url(host, port))
 
 
 def sglang_gpu_plan(
@@ -142,21 +145,25 @@ def sglang_gpu_plan(
     model: str,
     port: int,
     python: str,
+    host: str = HOST,
     weight_label: str = "default",
+    tensor_parallel: int = 1,
     adapters: AdapterBounds | None = None,
     flags: tuple[str, ...] = (),
 ) -> LaunchPlan:
-    """Return the plan for SGLang on a GPU; `python` is the interpreter of an environment with SGLang. Without
-    `adapters`, SGLang refuses adapters."""
-    argv = _sglang_argv(python, model, port, weight_label)
+    """Return the plan for SGLang on a GPU; `python` is the interpreter of an environment with SGLang, and
+    `tensor_parallel` the number of GPUs that divide the model. Without `adapters`, SGLang refuses adapters."""
+    argv = _sglang_argv(python, model, host, port, weight_label)
+    if tensor_parallel > 1:
+        argv = (*argv, f"--tp-size={tensor_parallel}")
     if adapters is not None:
         argv = (*argv, *_adapter_flags(adapters))
-    return LaunchPlan(argv=(*argv, *flags), env={}, url=_url(port))
+    return LaunchPlan(argv=(*argv, *flags), env={}, url=_url(host, port))
 
 
-def _sglang_argv(python: str, model: str, port: int, weight_label: str) -> tuple[str, ...]:
+def _sglang_argv(python: str, model: str, host: str, port: int, weight_label: str) -> tuple[str, ...]:
     return (
-        *(python, "-m", "sglang.launch_server", "--model-path", model, "--host", HOST, "--port", str(port)),
+        *(python, "-m", "sglang.launch_server", "--model-path", model, "--host", host, "--port", str(port)),
         *("--weight-version", weight_label),
         *SGLANG_FLAGS,
     )
@@ -172,8 +179,8 @@ def _adapter_flags(bounds: AdapterBounds) -> tuple[str, ...]:
     )
 
 
-def _url(port: int) -> str:
-    return f"http://{HOST}:{port}"
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def wait_until_ready(url: str, *, timeout: float, process_alive: Callable[[], bool]) -> None:

@@ -88,6 +88,8 @@ class EngineSettings(Section):
     max_concurrency: PositiveInt = 512
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of engines that `base-rl up` starts; `auto`: the GPU where nvidia-smi finds one."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs that divide the model of one SGLang, on one machine (its `--tp-size`)."""
     threads: PositiveInt = 1
     """CPU threads of engines that `base-rl up` starts."""
     max_loras: PositiveInt = 16
@@ -110,6 +112,14 @@ class EngineSettings(Section):
                 " table"
             )
         return replicas
+
+    @field_validator("tensor_parallel")
+    @classmethod
+    def _only_sglang_divides_a_model(cls, tensor_parallel: int, info: ValidationInfo) -> int:
+        kind = info.data.get("kind")
+        if tensor_parallel > 1 and kind is not None and kind != EngineKind.SGLANG:
+            raise ValueError(f"only SGLang that base-rl starts divides a model, and engine.kind is {kind!r}")
+        return tensor_parallel
 
     @field_validator("script")
     @classmethod

@@ -27,6 +27,7 @@ from proxy.settings.outbound import OutboundSettings
 from proxy.settings.run import RunSettings
 from proxy.settings.section import ConfigurationError, Section
 from proxy.settings.server import BootstrapSettings, RequestSettings, ServerSettings
+from proxy.settings.slurm import SlurmSettings
 
 
 class Settings(Section):
@@ -47,6 +48,7 @@ class Settings(Section):
     """The first run, which this proxy serves."""
     runs: dict[str, RunSettings] = Field(default_factory=dict)
     """The runs of the tables `[runs.NAME]`, each complete; the first run may be one of them."""
+    slurm: SlurmSettings = SlurmSettings()
     trainer: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -108,6 +108,8 @@ def check_command(arguments: list[str], place: str) -> None:
     if path == "base-rl fit":
         kind = next((word for word in rest if word in ("sft", "dpo", "kto", "reward-model")), "sft")
         known |= options_of(f"python -m trainer fit {kind}")
+    if path == "base-rl plan":
+        known |= options_of("python -m trainer plan")
     for word in rest:
         if word.startswith("--") and word != "--help":
             assert word.partition("=")[0].rstrip(",.;:") in known, f"{place}: `{path}` has no option {word}"

@@ -171,6 +171,7 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "python -m proxy": proxy.__main__.main,
     "python -m trainer": trainer.__main__.main,
     "python -m trainer replay": lambda arguments: trainer.__main__.main(["replay", *arguments]),
+    "python -m trainer plan": lambda arguments: trainer.__main__.main(["plan", *arguments]),
     "python -m trainer presets": lambda arguments: trainer.__main__.main(["presets", *arguments]),
     "python -m trainer fit sft": lambda arguments: fit_main(["sft", *arguments]),
     "python -m trainer fit dpo": lambda arguments: fit_main(["dpo", *arguments]),

@@ -1,4 +1,4 @@
-"""Messages of ranks to their launcher (`launch.py`), and to the ranks that are started in their place.
+"""Messages of ranks to their launcher (`launch/`), and to the ranks that are started in their place.
 
 A rank that cannot go on ends, and its peers then fail in the collectives in which they wait for it. The first rank
 to report gives the cause; its peers report which rank they lost. A step that does not fit into one rank's memory
@@ -84,6 +84,12 @@ class Restarts:
         (self._directory / _REPORT).unlink(missing_ok=True)
         (self._directory / _REQUEST).rename(self._directory / _granted(request.run))
         return True
+
+    def begin_again(self) -> None:
+        """Grant what the ranks before asked for, and forget why they ended: for a launcher that ends with its
+        ranks."""
+        if not self.grant_request():
+            (self._directory / _REPORT).unlink(missing_ok=True)
 
     def granted_bound(self, run: str) -> SmallerBound | None:
         """Return the bound that the ranks before asked for in this run."""

@@ -1,7 +1,7 @@
 """`python -m trainer --config FILE [--run NAME]… [--runs NAMES|all] [--proxy URL] [--set SECTION.KEY=VALUE]…
 [--profile] [--dry-run]` trains runs until it is ended.
 
-`base-rl train` starts as many processes as configured (`trainer/launch.py`), and so does torchrun:
+`base-rl train` starts as many processes as configured (`trainer/launch/local.py`), and so does torchrun:
 `torchrun --nproc-per-node 2 -m trainer --config FILE`. There, write `--set run=NAME` for `--run NAME`, which torchrun
 would take for an option of its own.
 

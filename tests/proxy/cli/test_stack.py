@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.cli.addresses import NoFreePort, random_free_port
-from proxy.cli.stack import AlreadyRunning, engine_plan, read_address, running_stack, trainer_environment
+from proxy.cli.engine_plan import engine_plan
+from proxy.cli.stack import AlreadyRunning, read_address, running_stack, trainer_environment
 from proxy.engines.launch import SGLANG_READY_MARKER
 from proxy.settings import ConfigurationError, Settings, load_settings
 from trainer.config import load_settings as load_trainer_settings

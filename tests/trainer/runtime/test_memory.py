@@ -140,7 +140,8 @@ def test_ranks_are_restarted_once_per_step_with_the_bound_of_the_first_failure(t
 def launched(url: str, weights: Path, log: Path, most: int) -> Iterator[subprocess.Popen[bytes]]:
     """Start two ranks by the launcher; the second runs out of memory in forward passes of more tokens."""
     program = (
-        "import sys; from trainer.launch import main; sys.exit(main(sys.argv[1:], 'tests.trainer.out_of_memory'))"
+        "import sys; from trainer.launch.local import main; "
+        "sys.exit(main(sys.argv[1:], 'tests.trainer.out_of_memory'))"
     )
     values = ("packing=padded", "max_tokens_per_microbatch=50", "trajectories=20")
     options = [word for value in values for word in ("--set", f"batch.{value}")]

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from tests.trainer.forked import context
 from trainer.errors import ConfigurationError
-from trainer.launch import first_cause, main
+from trainer.launch.local import first_cause, main
 from trainer.parallel.mesh import join
 from trainer.runtime.restarts import EndReport, Restarts
 

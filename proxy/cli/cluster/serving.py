@@ -1,0 +1,59 @@
+"""`base-rl engines serve`: the options of an engine's host, and its course."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from proxy.cli.addresses import random_free_port
+from proxy.cli.asking import Place
+from proxy.cli.cluster.hosting import Bounds, EngineHost, HostedEngine, address_towards, say
+from proxy.cli.console import Refused, where
+from proxy.cli.engine_plan import engine_plan
+from proxy.cli.models import resolve_model
+from proxy.cli.operations import Operations
+from proxy.cli.signals import end_on_signals
+from proxy.settings import EngineKind, load_settings
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    config: Path | None
+    host: str | None
+    port: int | None
+    run: str | None
+    drain_seconds: float
+
+
+async def serve(options: ServeOptions, place: Place) -> int:
+    """Host the configured engine until it is removed at the proxy (exit status 0) or a signal ends it.
+
+    Raises Refused for an engine that cannot join a pool, and the errors of `EngineHost.run`.
+    """
+    end_on_signals()
+    settings = load_settings(options.config)
+    if settings.engine.kind not in (EngineKind.EMBEDDED, EngineKind.SGLANG):
+        raise Refused(
+            f"engine.kind is {settings.engine.kind!r}, and only embedded and sglang can be started here; add an"
+            " engine that runs already with `base-rl engines add`"
+        )
+    model = str(resolve_model(settings.run.model))
+    # The proxy knows a base model by its directory, or by its Hugging Face id, whatever the engine reads it from.
+    base_model = model if Path(settings.run.model).expanduser().is_dir() else settings.run.model
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"model": model})})
+    url, key = where(*place)
+    host = options.host or address_towards(url)
+    port = options.port or random_free_port(host)
+    engine = HostedEngine(
+        name=options.name,
+        plan=engine_plan(settings, port=port, host=host, seed=None),
+        kind=settings.engine.kind,
+        base_model=base_model,
+        run=options.run,
+    )
+    bounds = Bounds(drain=options.drain_seconds)
+    async with Operations(url, key) as operations:
+        log_dir = settings.server.data_dir.resolve() / "logs"
+        await EngineHost(engine, operations, log_dir=log_dir, bounds=bounds, say=say).run()
+    return 0
