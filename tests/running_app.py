@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,12 @@ async def running(app: FastAPI, *, key: str | None = None) -> AsyncIterator[http
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://proxy.test", headers=headers) as client:
             yield client
+
+
+async def until_ready(client: httpx.AsyncClient) -> None:
+    """Wait until model calls are served; the test's time-out bounds it."""
+    while (await client.get("/readyz")).status_code != 200:
+        await asyncio.sleep(0.01)
 
 
 def bearer(key: str) -> dict[str, str]:

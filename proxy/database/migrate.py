@@ -85,6 +85,12 @@ def newest() -> str:
     return str(ScriptDirectory(str(_scripts())).get_current_head())
 
 
+def is_known(revision: str) -> bool:
+    """Return whether this version of base-rl has the migration, so that it can upgrade a database from there."""
+    # Not by comparison: the numbers of migrations are not in their order.
+    return any(script.revision == revision for script in ScriptDirectory(str(_scripts())).walk_revisions())
+
+
 def missing_columns(connection: Connection) -> list[str]:
     """Return the declared tables and columns that the database lacks."""
     found = {

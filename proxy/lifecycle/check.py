@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, and_, exists, func, or_, select
 
 from proxy.contract.arrays import count_ids, count_logprobs
 from proxy.contract.states import ClaimState, TrainingState
-from proxy.database.migrate import current, missing_columns, newest, opened
+from proxy.database.migrate import current, is_known, missing_columns, newest, opened
 from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     NO_CONVERSATION,
@@ -49,7 +49,7 @@ def check(url: str) -> list[Finding]:
     if revision != newest():
         detail = f"the store is at revision {revision or 'none'}, and this base-rl works with {newest()}"
         remedy = (
-            "upgrade it: base-rl db upgrade" if revision is None or revision < newest() else "use a newer base-rl"
+            "upgrade it: base-rl db upgrade" if revision is None or is_known(revision) else "use a newer base-rl"
         )
         return [Finding(name="revision", detail=f"{detail}; {remedy}", count=1, examples=[])]
     with opened(url) as connection:

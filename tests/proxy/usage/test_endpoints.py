@@ -14,7 +14,7 @@ from proxy.app import create_app
 from proxy.settings import BootstrapSettings, LimitSettings, RunSettings, ServerSettings, Settings
 from tests.fakes.engine import FakeEngine
 from tests.proxy.tokens.models import write_model
-from tests.running_app import bearer, running
+from tests.running_app import bearer, running, until_ready
 
 ADMIN = bearer("rl-admin-chosen")
 
@@ -37,6 +37,7 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         engine=FakeEngine(lambda _request: [5, 6, 2], model_path=model, label="default"),
     )
     async with running(app) as found:
+        await until_ready(found)
         yield found
 
 
