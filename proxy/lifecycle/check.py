@@ -48,9 +48,7 @@ def check(url: str) -> list[Finding]:
     revision = current(url)
     if revision != newest():
         detail = f"the store is at revision {revision or 'none'}, and this base-rl works with {newest()}"
-        remedy = (
-            "upgrade it: base-rl db upgrade" if revision is None or is_known(revision) else "use a newer base-rl"
-        )
+        remedy = "upgrade it: base-rl db upgrade" if revision is None or is_known(revision) else "use a newer base-rl"
         return [Finding(name="revision", detail=f"{detail}; {remedy}", count=1, examples=[])]
     with opened(url) as connection:
         missing = missing_columns(connection)
