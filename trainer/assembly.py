@@ -31,7 +31,7 @@ from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
 from trainer.publish.accepted import Accepted
-from trainer.publish.disk import DiskPublisher
+from trainer.publish.transports import publisher_of
 from trainer.runtime.memory import MicroBatchMemory
 from trainer.runtime.restarts import Restarts
 from trainer.teacher import Teacher
@@ -157,7 +157,7 @@ def assemble(
         ending.callback(teacher.close)
     instruments = Instruments(settings, algorithm, ranks, base, head, shared.profiler)
     ending.callback(instruments.close)
-    publisher = DiskPublisher(settings.weights, base, model, ranks)
+    publisher = publisher_of(settings.weights, base, model, ranks)
     ending.callback(publisher.close)
     versions = Versions(settings, algorithm, ranks, connection.client, connection.claims, publisher, learner)
     ending.callback(versions.close)

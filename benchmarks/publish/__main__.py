@@ -1,7 +1,9 @@
 """Bytes, seconds and the trainer's stall of a version: `python -m benchmarks.publish [--sizes 1M 100M 500M]`.
 
 Each version is published by the trainer's publisher, checked by the proxy's inspector, and loaded by an embedded
-engine. Beside each, the same bytes are copied and flushed to the same disk. Ratios are of medians in one run.
+engine. Beside each, its whole files are copied and flushed to the same disk. Ratios are of medians in one run: the
+trainer's stall to the time that publishing the whole version at once takes, and the speed of writing to that of
+copying. Versions follow each other by steps of GRPO at a learning rate of 1e-6, for 500M parameters by random moves.
 """
 
 from __future__ import annotations
@@ -26,19 +28,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.machine import describe
-from benchmarks.publish.models import SHAPES, make_model, take_step
+from benchmarks.publish.models import SHAPES, Moved, Trained, model_of
+from proxy.contract.delta import DELTA_INDEX, is_delta
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import Head, WeightsReference
 from proxy.engines.launch import embedded_plan, wait_until_ready
 from proxy.engines.sglang import SglangEngine
 from proxy.settings import EngineSettings
 from proxy.versions.inspector import WeightsInspector
-from trainer.config import DiskWeights
+from trainer.config import DeltaWeights, DiskWeights
 from trainer.publish.disk import DiskPublisher
+from trainer.publish.transports import publisher_of
 
 RESULT = Path(__file__).parents[1] / "results" / "publish.json"
 SHORT_SIZES = ("1M",)
-LEARNING_RATE = 1e-6
+LEARNING_RATES = (1e-6, 1e-5, 1e-4)
 
 
 class Timed:
@@ -71,10 +75,10 @@ def copy_durably(source: Path, target: Path) -> None:
             os.fsync(stream.fileno())
 
 
-def is_identical(weights: WeightsReference, tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether a version's files hold exactly these tensors."""
+def is_identical(directory: Path, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a version's whole files hold exactly these tensors."""
     found: dict[str, Tensor] = {}
-    for file in sorted(Path(weights.uri).glob("*.safetensors")):
+    for file in sorted(directory.glob("*.safetensors")):
         found |= load_file(file)
     return found.keys() == tensors.keys() and all(
         torch.equal(_bits(found[name]), _bits(tensor)) for name, tensor in tensors.items()
@@ -85,49 +89,6 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dim() else tensor
 
 
-class Measured:
-    """Versions that follow each other, each published, copied and served."""
-
-    def __init__(self, publisher: DiskPublisher, model: Path, directory: Path, serve: Callable[[Any], float]) -> None:
-        self._publisher = publisher
-        self._directory = directory
-        self._serve = serve
-        self._timed = Timed()
-        self._served: list[float] = []
-        self._identical = True
-        self._bytes = 0
-        self._head = Head(run_id=RunId("run_bench"), run_name="bench", version=0, base_model=str(model), weights=None)
-
-    def publish(self, weights: Mapping[str, Tensor]) -> None:
-        """Publish the next version, and remove the one before."""
-        timed, publisher, head = self._timed, self._publisher, self._head
-        tensors = timed.run("snapshot", lambda: snapshot(weights, publisher.dtype or torch.float32))
-        staged = timed.run("stage", lambda: publisher.stage(head, tensors, None))
-        publisher.settle(staged)
-        copied = self._directory / "copy"
-        timed.run("copy", lambda: copy_durably(Path(staged.weights.uri), copied))
-        shutil.rmtree(copied)
-        self._identical = self._identical and is_identical(staged.weights, tensors)
-        self._served.append(self._serve(staged.weights))
-        self._bytes = staged.weights.bytes
-        if head.weights is not None:
-            shutil.rmtree(head.weights.uri)
-        self._head = msgspec.structs.replace(head, version=head.version + 1, weights=staged.weights)
-
-    def figures(self) -> dict[str, Any]:
-        timed = self._timed
-        at_once = timed.median("snapshot") + timed.median("stage")
-        return {
-            "bytes": self._bytes,
-            "seconds_to_served": round(timed.median("stage") + statistics.median(self._served), 3),
-            "stall_vs_synchronous": round(timed.median("snapshot") / at_once, 3),
-            "speed_vs_copy": round(timed.median("copy") / timed.median("stage"), 2),
-            "bytes_vs_full": 1.0,
-            "bit_identical": self._identical,
-            "seconds": {name: round(timed.median(name), 4) for name in timed.seconds},
-        }
-
-
 class Served:
     """An embedded engine and the proxy's check of a version, in front of it."""
 
@@ -136,7 +97,7 @@ class Served:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._plan = embedded_plan(model=str(model), port=port)
-        self._model, self._root, self._labels = str(model), root, 0
+        self._model, self._root, self._labels, self._before = str(model), root, 0, ""
         self._process = subprocess.Popen(
             self._plan.argv,
             env={**os.environ, **self._plan.env},
@@ -152,44 +113,126 @@ class Served:
         self._process.terminate()
         self._process.wait(30)
 
-    def serve(self, weights: WeightsReference) -> float:
-        """Return the seconds of the proxy's check and the engine's load."""
+    def serve(self, weights: WeightsReference) -> Path:
+        """Check a version as the proxy does and load it. Return the directory that the engine has read."""
         return asyncio.run(self._serve(weights))
 
-    async def _serve(self, weights: WeightsReference) -> float:
+    async def _serve(self, weights: WeightsReference) -> Path:
         self._labels += 1
         label = f"version-{self._labels}"
-        inspector = WeightsInspector(self._root)
+        inspector = WeightsInspector(self._root, self._root / "cache", 10**12)
         engine = SglangEngine(self._plan.url, EngineSettings(url=self._plan.url))
         try:
-            began = time.perf_counter()
             await inspector.check(weights, self._model)
-            await engine.load_weights(weights.uri, label)
+            await engine.load_weights(inspector.path_of(weights), label)
             if (await engine.info()).weight_label != label:
                 raise RuntimeError("the engine does not serve the version that it loaded")
-            return time.perf_counter() - began
         finally:
             await engine.aclose()
             await inspector.aclose()
+        for made in (self._root / "cache").glob("*"):
+            if made.name not in (weights.sha256, self._before):
+                shutil.rmtree(made)
+        self._before = weights.sha256
+        return Path(inspector.path_of(weights))
+
+
+class Measured:
+    """Versions that follow each other, each published, served, and copied."""
+
+    def __init__(self, publisher: DiskPublisher, model: Path, directory: Path, served: Served) -> None:
+        self._publisher = publisher
+        self._directory = directory
+        self._served = served
+        self._timed = Timed()
+        self._identical = True
+        self._bytes: list[int] = []
+        self._whole = 0
+        self._head = Head(run_id=RunId("run_bench"), run_name="bench", version=0, base_model=str(model), weights=None)
+
+    def publish(self, weights: Mapping[str, Tensor], *, counts: bool = True) -> float:
+        """Publish the next version, and remove the one before. Return its stored bytes by those of whole files."""
+        timed, publisher, head = self._timed if counts else Timed(), self._publisher, self._head
+        tensors = timed.run("snapshot", lambda: snapshot(weights, publisher.dtype or torch.float32))
+        staged = timed.run("stage", lambda: publisher.stage(head, tensors, None))
+        publisher.settle(staged)
+        whole = timed.run("served", lambda: self._served.serve(staged.weights))
+        copied = self._directory / "copy"
+        timed.run("copy", lambda: copy_durably(whole, copied))
+        shutil.rmtree(copied)
+        self._identical = self._identical and is_identical(whole, tensors)
+        stored = sum(
+            path.stat().st_size
+            for path in Path(staged.weights.uri).iterdir()
+            if path.suffix in (".safetensors", ".delta") or path.name == DELTA_INDEX
+        )
+        if counts:
+            self._bytes.append(stored)
+            self._whole = staged.weights.bytes
+        if head.weights is not None and not is_delta(staged.weights):
+            shutil.rmtree(head.weights.uri)
+        self._head = msgspec.structs.replace(head, version=head.version + 1, weights=staged.weights)
+        return float(stored / staged.weights.bytes)
+
+    def figures(self, synchronous: float | None = None) -> dict[str, Any]:
+        """Return the figures. `synchronous` are the seconds of a full write; None: those of these versions."""
+        timed = self._timed
+        at_once = synchronous or self.seconds()
+        return {
+            "bytes": int(statistics.median(self._bytes)),
+            "seconds_to_served": round(timed.median("stage") + timed.median("served"), 3),
+            "stall_vs_synchronous": round(timed.median("snapshot") / at_once, 3),
+            "speed_vs_copy": round(timed.median("copy") / timed.median("stage"), 2),
+            "bytes_vs_full": round(statistics.median(self._bytes) / self._whole, 4),
+            "bit_identical": self._identical,
+            "seconds": {name: round(timed.median(name), 4) for name in timed.seconds},
+        }
+
+    def seconds(self) -> float:
+        """Return the seconds for which a step would wait if it published at once."""
+        return self._timed.median("snapshot") + self._timed.median("stage")
 
 
 def measure_size(size: str, rounds: int) -> dict[str, dict[str, Any]]:
     """Return the figures of each transport for a model of this size."""
+    found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="base-rl-publish-") as made:
         directory = Path(made)
-        weights = make_model(size, directory / "model")
-        found: dict[str, dict[str, Any]] = {}
+        model = model_of(size, directory / "model")
         with Served(directory / "model", directory) as served:
-            for dtype in ("float32", "bfloat16"):
-                settings = DiskWeights.model_validate({"directory": directory / "weights", "dtype": dtype})
-                publisher = DiskPublisher(settings, directory / "model")
-                measured = Measured(publisher, directory / "model", directory, served.serve)
-                for number in range(rounds):
-                    take_step(weights, LEARNING_RATE, number)
-                    measured.publish(weights)
-                found[f"disk {dtype}"] = measured.figures()
-                print(size, f"disk {dtype}", json.dumps(found[f"disk {dtype}"]), flush=True)
-        return found
+            at_once = None
+            for transport, chosen in (
+                ("disk float32", DiskWeights.model_validate({"dtype": "float32"})),
+                ("disk bfloat16", DiskWeights.model_validate({"dtype": "bfloat16"})),
+                ("delta bfloat16", DeltaWeights.model_validate({"dtype": "bfloat16", "full_every": 1000})),
+            ):
+                settings = chosen.model_copy(update={"directory": directory / "weights"})
+                measured = Measured(
+                    publisher_of(settings, directory / "model"), directory / "model", directory, served
+                )
+                model.at(LEARNING_RATES[0])
+                measured.publish(model.weights(), counts=False)
+                for _ in range(rounds):
+                    model.step()
+                    measured.publish(model.weights())
+                found[transport] = measured.figures(at_once if isinstance(settings, DeltaWeights) else None)
+                at_once = measured.seconds()
+                if isinstance(settings, DeltaWeights):
+                    found[transport]["bytes_vs_full_by_learning_rate"] = by_learning_rate(model, measured)
+                print(size, transport, json.dumps(found[transport]), flush=True)
+                shutil.rmtree(directory / "weights")
+    return found
+
+
+def by_learning_rate(model: Trained | Moved, measured: Measured) -> dict[str, float]:
+    """Return the stored bytes of a version, by those of whole files, after a step at each rate."""
+    found = {}
+    for rate in LEARNING_RATES:
+        model.at(rate)
+        measured.publish(model.weights(), counts=False)
+        model.step()
+        found[f"{rate:g}"] = round(measured.publish(model.weights(), counts=False), 4)
+    return found
 
 
 def main() -> None:
@@ -200,7 +243,7 @@ def main() -> None:
     sizes = SHORT_SIZES if options.short else options.sizes
     result: dict[str, Any] = {}
     for size in sizes:
-        for transport, figures in measure_size(size, 2 if options.short else 5).items():
+        for transport, figures in measure_size(size, 1 if options.short else 5).items():
             result.setdefault(transport, {})[size] = figures
     wrong = [
         (name, size)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from proxy.contract.policy import WeightsReference
 from proxy.serving.records import Target
 from proxy.versions.inspector import WeightsInspector
@@ -21,6 +23,12 @@ class TargetCheck:
         self._inspector = inspector
         self._finished = finished
         self._running: tuple[WeightsReference, asyncio.Task[None]] | None = None
+
+    def placed(self, target: Target) -> Target:
+        """Return the target with the directory from which engines read it once it has passed."""
+        if target.weights is None:
+            return target
+        return msgspec.structs.replace(target, local=self._inspector.path_of(target.weights))
 
     async def passed(self, target: Target) -> bool:
         """Return whether the target's files have passed their check; False while it is still running.

@@ -183,7 +183,7 @@ class RunController(ABC):
         """Return the version that the engine should serve. Raises StoreUnavailable."""
         target = await self._records.read_target(self.apart)
         self.wanted = (asyncio.get_running_loop().time(), target.version)
-        return target
+        return self._check.placed(target)
 
     async def _may_load(self, target: Target) -> bool:
         """Return whether the target's files are good. While their check runs, they are not; its end wakes the

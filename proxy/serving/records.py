@@ -20,7 +20,8 @@ class Target(msgspec.Struct, frozen=True):
     is version 0 unless the run began from another run's version.
 
     `recorded` is the version that the store records as served, `deaths` the number of engines that died of the
-    target. `probe` is the trainer's, to prove that an engine computes with the version.
+    target. `probe` is the trainer's, to prove that an engine computes with the version. `local` is the directory of
+    the version's whole files, if it is another one than that of `weights`.
     """
 
     version: int
@@ -29,11 +30,12 @@ class Target(msgspec.Struct, frozen=True):
     recorded: int
     deaths: int
     probe: Probe | None = None
+    local: str | None = None
 
     @property
     def path(self) -> str:
         """The directory (or, for a base model, perhaps the Hugging Face id) of the weights."""
-        return self.base_model if self.weights is None else self.weights.uri
+        return self.base_model if self.weights is None else self.local or self.weights.uri
 
     @property
     def is_adapter(self) -> bool:

@@ -76,6 +76,11 @@ class Settings(Section):
         """The directory in which trainers publish: one directory per run, in it one per version."""
         return (self.server.weights_dir or self.server.data_dir / "weights").resolve()
 
+    @property
+    def weights_cache_dir(self) -> Path:
+        """The directory for whole files of versions that trainers publish as differences."""
+        return (self.server.weights_cache_dir or self.server.data_dir / "weights-cache").resolve()
+
 
 def load_settings(
     config_file: Path | None = None, overrides: Mapping[str, Mapping[str, Any]] | None = None

@@ -28,6 +28,11 @@ class ServerSettings(Section):
     weights in it. Keys, logs and the store are private in any case."""
     weights_dir: Path | None = None
     """Versions whose weights lie outside this directory are refused; default: `weights` in the data directory."""
+    weights_cache_dir: Path | None = None
+    """Whole files of versions that are published as differences, from which engines read; default: `weights-cache`
+    in the data directory."""
+    weights_cache_gigabytes: PositiveFloat = 50.0
+    """Bound on that directory, beyond which versions that were used longest ago are removed."""
     public_url: Annotated[str, AfterValidator(_http_url)] | None = None
     """The address to show to clients if it is not http://host:port, for example behind a gateway."""
     max_body_mib: PositiveInt = 32

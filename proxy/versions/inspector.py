@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from proxy.contract.delta import DeltaUnusable, LocalWeights
 from proxy.contract.policy import WeightsReference
-from proxy.errors import StorageUnavailable, WeightsMissing
+from proxy.errors import StorageUnavailable, WeightsMissing, WeightsRejected
 from proxy.versions.weights import (
     BaseModel,
     Signature,
@@ -19,6 +20,7 @@ from proxy.versions.weights import (
     check_content,
     check_files,
     check_headers,
+    list_files,
     locate,
     read_base,
 )
@@ -33,10 +35,12 @@ _REMEMBERED = 64
 
 
 class WeightsInspector:
-    """Checks versions below the storage `root`. Repeated and concurrent requests for one version share one check."""
+    """Checks versions below the storage `root`. Whole files of versions that are stored as differences are made in
+    `cache`, which is kept below `cache_bytes`. Repeated and concurrent requests for one version share one check."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, cache: Path | None = None, cache_bytes: int = 0) -> None:
         self._root = root
+        self._local = LocalWeights(cache or root / ".whole", cache_bytes, self._locate)
         self._stopping = threading.Event()
         # One thread: checks read gigabytes, and two at once would only compete for the disk.
         self._thread = ThreadPoolExecutor(1, "weights", initializer=_be_nice)
@@ -56,6 +60,10 @@ class WeightsInspector:
         # Shielded: a trainer that repeats its commit after a time-out must find the first check still running.
         await asyncio.shield(task)
 
+    def path_of(self, weights: WeightsReference) -> str:
+        """Return the directory from which engines read a version that has passed its check."""
+        return self._local.path_of(weights)
+
     async def aclose(self) -> None:
         """Stop a running check, which would otherwise delay the end of the process until it has read everything."""
         self._stopping.set()
@@ -74,9 +82,14 @@ class WeightsInspector:
             del self._passed[next(iter(self._passed))]
         return signature
 
-    def _work(self, weights: WeightsReference, base_model: str, before: Signature | None) -> Signature:
+    def _locate(self, weights: WeightsReference) -> Path:
         directory = locate(weights, self._root)
+        list_files(directory)  # refuses links, which would lead a copy out of the directory
+        return directory
+
+    def _work(self, weights: WeightsReference, base_model: str, before: Signature | None) -> Signature:
         try:
+            weights, directory = self._local.materialise(weights)
             signature = check_files(weights, directory)
             if signature != before:
                 check_base(weights, directory, base_model)
@@ -84,6 +97,8 @@ class WeightsInspector:
                 check_content(weights, directory, headers, self._stopping.is_set)
         except FileNotFoundError as error:
             raise WeightsMissing(f"{error.filename} disappeared while it was checked") from error
+        except DeltaUnusable as error:
+            raise WeightsRejected(str(error)) from error
         except InterruptedError as error:
             raise StorageUnavailable("the proxy is stopping") from error
         except OSError as error:

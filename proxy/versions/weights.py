@@ -96,7 +96,7 @@ def check_files(weights: WeightsReference, directory: Path) -> Signature:
                 f"{name!r} is not the name of a file of the version with its SHA-256", param="weights.files"
             )
     companion = _COMPANION[weights.format]
-    present = _present(directory)
+    present = list_files(directory)
     found = [name for name in present if "/" not in name and name.endswith(".safetensors")]
     if not found or companion not in present:
         raise WeightsRejected(f"{weights.uri} has no {companion} and safetensors", param="weights.uri")
@@ -160,7 +160,7 @@ def check_content(
     Raises WeightsRejected, OSError, and InterruptedError once `is_cancelled` returns True.
     """
     overall = hashlib.sha256()
-    for name in sorted(_present(directory)):
+    for name in sorted(list_files(directory)):
         if name in headers:
             digest = scan(directory / name, headers[name], is_cancelled)
         else:
@@ -180,7 +180,7 @@ def check_content(
             raise WeightsRejected("the safetensors are not those that were committed: their SHA-256 differs")
 
 
-def _present(directory: Path) -> dict[str, Any]:
+def list_files(directory: Path) -> dict[str, Any]:
     """Return the status of every file below a version's directory that engines may read; links are refused."""
     found: dict[str, Any] = {}
     for path in directory.rglob("*"):

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import shutil
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from safetensors.torch import load_file, save
 
+from proxy.contract.delta import is_delta
+from proxy.contract.identifiers import RunId
+from proxy.contract.policy import Head
 from proxy.engines.launch import SGLANG_SHIM
 from proxy.engines.protocol import EngineFinish, LabelSpan, PauseMode
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import EngineFailed
+from proxy.versions.inspector import WeightsInspector
 from tests.engines.conftest import Models, Reference, Server, sglang_venv
 from tests.engines.generating import PROMPT, Answer, ask, collect, gather, open_stream
-from trainer.publish.shards import write_shards
+from trainer.config import DeltaWeights
+from trainer.publish.delta import DeltaPublisher
 
 LONG = 300
 
@@ -86,19 +91,32 @@ async def test_after_a_swap_new_requests_are_wholly_of_the_new_weights(
     assert (info.model_path, info.weight_label) == (str(models.b), "b")
 
 
-async def test_shards_in_bfloat16_are_served_as_they_are(
+async def test_versions_in_bfloat16_are_served_from_shards_and_from_differences(
     engine: SglangEngine, models: Models, server: Server, tmp_path: Path
 ) -> None:
+    settings = DeltaWeights.model_validate({"directory": tmp_path / "weights", "dtype": "bfloat16"})
+    publisher = DeltaPublisher(settings, models.b)
+    publisher.shard_bytes = 100_000
+    inspector = WeightsInspector(tmp_path / "weights", tmp_path / "cache", 10**9)
+    head = Head(run_id=RunId("run_x"), run_name="x", version=0, base_model=str(models.b), weights=None)
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(models.b / "model.safetensors").items()}
-    assert len(write_shards(tensors, tmp_path, sum(tensor.nbytes for tensor in tensors.values()) // 3)) > 2
-    shutil.copyfile(models.b / "config.json", tmp_path / "config.json")
-    await engine.pause(PauseMode.IN_PLACE)
-    await engine.load_weights(str(tmp_path), "shards")
-    await engine.resume()
-    answer = await collect(engine, ask())
-    assert answer.spans == (LabelSpan(label="shards", start=0, end=16),)
-    expected = Reference(tmp_path).of_output(PROMPT, answer.ids)
-    assert answer.logprobs == pytest.approx(expected, abs=server.exactness)
+    for version in (1, 2):
+        tensors = {name: tensor * (1 + version / 64) for name, tensor in tensors.items()}
+        staged = publisher.stage(head, tensors, None)
+        publisher.settle(staged)
+        head = msgspec.structs.replace(head, version=version, weights=staged.weights)
+        assert is_delta(staged.weights) is (version == 2)
+        await inspector.check(staged.weights, str(models.b))
+        path = inspector.path_of(staged.weights)
+        assert len(list(Path(path).glob("*.safetensors"))) > 1
+        await engine.pause(PauseMode.IN_PLACE)
+        await engine.load_weights(path, f"version {version}")
+        await engine.resume()
+        answer = await collect(engine, ask())
+        assert answer.spans == (LabelSpan(label=f"version {version}", start=0, end=16),)
+        expected = Reference(Path(path)).of_output(PROMPT, answer.ids)
+        assert answer.logprobs == pytest.approx(expected, abs=server.exactness)
+    await inspector.aclose()
 
 
 async def test_a_failing_update_keeps_the_old_weights(

@@ -61,11 +61,17 @@ def test_a_step_commits_a_version_that_from_pretrained_reads(start: Start, tiny_
     assert 0 < commit.step.metrics["tokens_computed"] < commit.step.metrics["tokens_in_sequences"]
 
 
-@pytest.mark.parametrize(("preset", "dtype"), [("grpo", "float32"), ("ppo", "float32"), ("grpo", "bfloat16")])
-def test_restarts_change_nothing(start: Start, tiny_model: Path, tmp_path: Path, preset: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "weights"),
+    [("grpo", {}), ("ppo", {}), ("grpo", {"dtype": "bfloat16"}), ("grpo", {"type": "delta", "dtype": "bfloat16"})],
+    ids=["grpo", "ppo", "bfloat16", "delta"],
+)
+def test_restarts_change_nothing(
+    start: Start, tiny_model: Path, tmp_path: Path, preset: str, weights: dict[str, str]
+) -> None:
     configured = settings(
         tmp_path,
-        weights={"dtype": dtype},
+        weights=weights,
         optimizer={"learning_rate": 1e-3, "warmup_steps": 6, "weight_decay": 0.1},
         algorithm={"preset": preset},
     )

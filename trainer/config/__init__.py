@@ -49,7 +49,7 @@ from trainer.config.parts import (
 )
 from trainer.config.run import OF_THE_PROCESS, TrainerSettings
 from trainer.config.section import CLEARED, is_cleared
-from trainer.config.weights import DiskWeights, WeightsDtype
+from trainer.config.weights import DeltaWeights, DiskWeights, SharedDirectory, WeightsDtype
 
 __all__ = [
     "CLEARED",
@@ -63,6 +63,7 @@ __all__ = [
     "BatchSettings",
     "Configuration",
     "Correction",
+    "DeltaWeights",
     "Denominator",
     "DiskWeights",
     "Divergence",
@@ -82,6 +83,7 @@ __all__ = [
     "ReferenceSettings",
     "RewardSettings",
     "Scale",
+    "SharedDirectory",
     "SinkName",
     "Surrogate",
     "TaskBy",

@@ -21,7 +21,7 @@ from trainer.config.models import (
 from trainer.config.observation import AuditSettings, MetricsSettings, MismatchSettings, ProfileSettings
 from trainer.config.optimizer import OptimizerSettings
 from trainer.config.section import Section
-from trainer.config.weights import DiskWeights
+from trainer.config.weights import DiskWeights, Weights
 from trainer.user_code import without_directories
 
 OF_THE_PROCESS = ("name", "device", "nproc", "threads", "log_level")
@@ -90,7 +90,7 @@ class TrainerSettings(Section):
     mismatch: MismatchSettings = MismatchSettings()
     audit: AuditSettings = AuditSettings()
     teacher: TeacherSettings = TeacherSettings()
-    weights: DiskWeights = DiskWeights()
+    weights: Weights = DiskWeights()
     metrics: MetricsSettings = MetricsSettings()
     profile: ProfileSettings = ProfileSettings()
 

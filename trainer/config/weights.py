@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Discriminator, Field, PositiveInt, Tag
 
 from trainer.config.section import Clearable, Section
 
@@ -19,10 +19,9 @@ class WeightsDtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class DiskWeights(Section):
-    """Versions are directories on storage that the proxy and its engines see under the same path."""
+class SharedDirectory(Section):
+    """Versions are directories on storage that the proxy sees under the same path."""
 
-    type: Literal["disk"] = "disk"
     directory: Path = Path(".base-rl/weights")
     dtype: WeightsDtype = WeightsDtype.AUTO
     """The precision of whole weights. Adapters are float32."""
@@ -41,3 +40,28 @@ class DiskWeights(Section):
     None: all."""
     keep_every: Annotated[PositiveInt | None, Clearable] = None
     """With `keep_versions`: every n-th version is kept as well; None: none of them."""
+
+
+class DiskWeights(SharedDirectory):
+    """Each version has all of its weights, and engines read its directory."""
+
+    type: Literal["disk"] = "disk"
+
+
+class DeltaWeights(SharedDirectory):
+    """Versions are differences to the version before. The proxy makes the whole files from which engines read."""
+
+    type: Literal["delta"] = "delta"
+    full_every: Annotated[int, Field(ge=2)] = 10
+    """Every version after so many has all of its weights, and so has the first one after each start."""
+
+
+def _type_of(value: object) -> object:
+    chosen = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "disk" if chosen is None else chosen
+
+
+Weights = Annotated[
+    Annotated[DiskWeights, Tag("disk")] | Annotated[DeltaWeights, Tag("delta")], Discriminator(_type_of)
+]
+"""One transport, by `type`; without a type, `disk`."""

@@ -86,7 +86,7 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings, configuration: 
     from trainer.loading import load_learnt
     from trainer.models.huggingface import resolve_directory
     from trainer.parallel.mesh import join
-    from trainer.publish.disk import DiskPublisher
+    from trainer.publish.transports import publisher_of
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -106,7 +106,7 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings, configuration: 
         if options.kind == REWARD_MODEL:
             return _reward_model(options, settings, client, head, base, seed, ranks.device)
         model = load_learnt(base, settings, ranks)
-        publisher = DiskPublisher(settings.weights, base, model)
+        publisher = publisher_of(settings.weights, base, model)
         ending.callback(publisher.close)
         for name in publisher.collect(head):
             _log.info("what an earlier process left uncommitted is removed", directory=name)

@@ -28,7 +28,7 @@ import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ from proxy.contract.policy import (
     WeightsFormat,
     WeightsReference,
 )
-from trainer.config import AdapterPublish, DiskWeights, WeightsDtype
+from trainer.config import AdapterPublish, SharedDirectory, WeightsDtype
 from trainer.errors import WeightsUnusable
 from trainer.models.adapters import AdaptedPolicy
 from trainer.models.policy import Policy
@@ -52,18 +52,33 @@ from trainer.publish.adapters import merged, save_adapter
 from trainer.publish.checksums import checksums
 from trainer.publish.directories import flush, is_locked, make_durable_directory, mark, remove_marked, sync
 from trainer.publish.publisher import Staged, TrainerState
-from trainer.publish.restoring import alone, restore_version
+from trainer.publish.restoring import alone, base_of, restore_version
 from trainer.publish.shards import MEGABYTE, write_shards
 from trainer.publish.states import StatePlace, place_of, remove_old_states, state_of, write_counters
 
 _COMPANIONS = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
 
 
-def dtype_of(settings: DiskWeights, device: torch.device) -> torch.dtype:
+def dtype_of(settings: SharedDirectory, device: torch.device) -> torch.dtype:
     """Return the precision in which a trainer on `device` publishes whole weights."""
     if settings.dtype is WeightsDtype.AUTO:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if settings.dtype is WeightsDtype.BFLOAT16 else torch.float32
+
+
+class Saved(NamedTuple):
+    """Weights that have been written. `sums` has the SHA-256 of written files that need not be read again; `sha256`
+    and `bytes` are those of the version's safetensors files."""
+
+    format: WeightsFormat
+    sums: Mapping[str, str]
+    sha256: str
+    bytes: int
+
+    @classmethod
+    def of_files(cls, form: WeightsFormat, sums: Mapping[str, str], directory: Path) -> Saved:
+        """Return the description of safetensors files that lie in `directory`."""
+        return cls(form, sums, joint_digest(sums), sum((directory / name).stat().st_size for name in sums))
 
 
 class DiskPublisher:
@@ -74,7 +89,7 @@ class DiskPublisher:
     """
 
     def __init__(
-        self, settings: DiskWeights, base: Path, policy: Policy | None = None, ranks: Ranks | None = None
+        self, settings: SharedDirectory, base: Path, policy: Policy | None = None, ranks: Ranks | None = None
     ) -> None:
         self._settings = settings
         self._directory = settings.directory.resolve()
@@ -137,27 +152,26 @@ class DiskPublisher:
             if self._whole_state is None:
                 raise ValueError("no whole state to refer to: a state is due (`is_state_due`)")
             write_counters(counters, hidden, self._whole_state)
-        form, sums = self._save(head, tensors, hidden)
+        saved = self._save(head, tensors, hidden)
         # Flushed before the rename: after a power cut, a directory under its final name is complete.
         flush(hidden)
-        files = checksums(hidden, sums)
-        size = sum((hidden / name).stat().st_size for name in sums)
+        files = checksums(hidden, saved.sums)
         final = hidden.with_name(hidden.name.removeprefix("."))
         hidden.rename(final)
         # The rename itself is durable only when the parent directory is flushed.
         sync(final.parent)
         self._locks[str(final)] = self._locks.pop(str(hidden))
-        reference = WeightsReference(uri=str(final), format=form, sha256=joint_digest(sums), bytes=size, files=files)
+        reference = WeightsReference(
+            uri=str(final), format=saved.format, sha256=saved.sha256, bytes=saved.bytes, files=files
+        )
         return Staged(parent=head.weights, weights=reference)
 
-    def _save(
-        self, head: Head, tensors: Mapping[str, Tensor], directory: Path
-    ) -> tuple[WeightsFormat, dict[str, str]]:
-        """Write weights and companions. Return the SHA-256 of the safetensors files as well."""
+    def _save(self, head: Head, tensors: Mapping[str, Tensor], directory: Path) -> Saved:
+        """Write weights and companions."""
         adapted = self._adapted
         if adapted is not None and adapted.shape.publish is AdapterPublish.ADAPTER:
             sums = save_adapter(tensors, adapted.config, head.base_model, directory)
-            return WeightsFormat.ADAPTER, sums
+            return Saved.of_files(WeightsFormat.ADAPTER, sums, directory)
         if adapted is not None:
             (directory / ADAPTER_DIRECTORY).mkdir()
             save_adapter(tensors, adapted.config, head.base_model, directory / ADAPTER_DIRECTORY)
@@ -165,7 +179,7 @@ class DiskPublisher:
             tensors = {name: tensor.to(self._dtype) for name, tensor in tensors.items()}
         sums = write_shards(tensors, directory, self.shard_bytes)
         self._copy_companions(directory)
-        return WeightsFormat.HUGGINGFACE, sums
+        return Saved.of_files(WeightsFormat.HUGGINGFACE, sums, directory)
 
     def settle(self, staged: Staged) -> None:
         directory = Path(staged.weights.uri)
@@ -195,13 +209,9 @@ class DiskPublisher:
     def removable(self, head: Head) -> tuple[str, ...]:
         run = self._directory / head.run_id
         current = head.weights.uri if head.weights is not None else None
-        return tuple(
-            str(directory)
-            for directory in sorted(run.glob("v*"))
-            if str(directory) != current
-            and not (directory / UNCOMMITTED_MARK).exists()
-            and state_of(directory) is None
-        )
+        settled = [each for each in sorted(run.glob("v*")) if not (each / UNCOMMITTED_MARK).exists()]
+        needed = {current, *(base for each in settled if (base := base_of(each)) is not None)}
+        return tuple(str(each) for each in settled if str(each) not in needed and state_of(each) is None)
 
     def remove(self, uris: Sequence[str]) -> None:
         for uri in uris:

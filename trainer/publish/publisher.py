@@ -63,8 +63,8 @@ class WeightPublisher(Protocol):
         ...
 
     def removable(self, head: Head) -> tuple[str, ...]:
-        """Return the URIs of versions that no trainer needs: committed ones without a trainer state, except
-        `head`."""
+        """Return the URIs of versions that nobody needs to train or to make others from: committed ones without a
+        trainer state that no other version is a difference to, except `head`."""
         ...
 
     def remove(self, uris: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from proxy.contract.delta import is_delta
 from proxy.contract.policy import WeightsFormat
 from proxy.contract.replay import StepBatch
 from trainer.algorithm.parts import Algorithm
@@ -154,7 +155,8 @@ class Replay:
         replayed: tuple[int, ...],
     ) -> Verdict:
         identical = sha256 == step.weights.sha256
-        compared = not identical and not step.removed and has_weights(step.weights)
+        whole = has_weights(step.weights) and not is_delta(step.weights)
+        compared = not identical and not step.removed and whole
         return Verdict(
             version=step.version,
             identical=identical,

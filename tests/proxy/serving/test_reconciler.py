@@ -18,11 +18,12 @@ from proxy.serving import checks, faults
 from proxy.serving.controller import ControllerSetup
 from proxy.serving.reconciler import SwapController
 from proxy.versions.inspector import WeightsInspector
+from proxy.versions.service import VersionService
 from proxy.versions.steering import Decision
 from tests.fakes.engine import FakeEngine
 from tests.fakes.load import new_load
 from tests.proxy.turns.world import World
-from tests.proxy.versions.publishing import commit_request, publish, steering_of, versions_of
+from tests.proxy.versions.publishing import commit_request, publish, publish_difference, steering_of, versions_of
 from tests.proxy.versions.publishing import inspector as new_inspector
 
 
@@ -118,11 +119,13 @@ class Bench:
         )
         return SwapController(setup)
 
-    async def commit(self, form: WeightsFormat = WeightsFormat.HUGGINGFACE) -> WeightsReference:
+    async def commit(
+        self, form: WeightsFormat = WeightsFormat.HUGGINGFACE, weights: WeightsReference | None = None
+    ) -> WeightsReference:
         await self.world.ready()
         batch = await self.claims.claim(self.world.run, ClaimRequest(trainer="t", want=1, max_staleness=100))
         assert batch.claim_id is not None
-        weights = publish(self.directory, form=form)
+        weights = weights or publish(self.directory, form=form)
         head = await self.versions.head(self.world.run)
         await self.versions.commit(self.world.run, commit_request([batch.claim_id], head.version, weights))
         return weights
@@ -251,6 +254,27 @@ async def test_a_commit_is_swapped_in(bench: Bench) -> None:
     bench.engine.calls.clear()
     await bench.swaps.reconcile()
     assert bench.engine.calls == []
+
+
+async def test_a_difference_is_made_whole_before_the_engine_reads_it(bench: Bench, tmp_path: Path) -> None:
+    inspector = WeightsInspector(bench.directory, tmp_path / "cache", 10**9)
+    world = bench.world
+    bench.versions = VersionService(
+        database=world.database, clock=world.clock, signals=world.signals, inspector=inspector
+    )
+    bench.swaps = bench.controller(inspector=inspector)
+    await bench.swaps.reconcile()
+    weights, content = publish_difference(bench.directory, publish(bench.directory))
+    await bench.commit(weights=weights)
+    await bench.swaps.reconcile()
+    assert bench.serving() == 1
+    (path,) = {call[1][0] for call in bench.engine.calls if call[0] == "load_weights"}  # type: ignore[index]
+    assert path == inspector.path_of(weights) != weights.uri
+    assert (Path(path) / "model.safetensors").read_bytes() == content
+    # The store keeps where the difference is, and its size as engines see it.
+    (view,) = [each for each in await bench.versions.list_(world.run) if each.version == 1]
+    assert view.weights is not None
+    assert (view.weights.uri, view.weights.bytes) == (weights.uri, len(content))
 
 
 async def test_an_adapter_is_loaded_by_an_engine_that_takes_adapters(bench: Bench) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
 from proxy.contract.claim import CommitRequest, StepReport, TrajectoryAudit
+from proxy.contract.delta import DELTA_INDEX, DeltaBlock, DeltaFile, DeltaIndex, encode_block
 from proxy.contract.identifiers import ClaimId, SessionId
 from proxy.contract.policy import WeightsFormat, WeightsReference
 from proxy.contract.step import Fit, StepConditions, StepInputs
@@ -54,6 +56,23 @@ def publish(
     save_file(dict(made if tensors is None else tensors), target / f"{prefix}model.safetensors")
     (target / f"{prefix}config.json").write_text(json.dumps(config or {}))
     return reference(target, form)
+
+
+def publish_difference(directory: Path, base: WeightsReference) -> tuple[WeightsReference, bytes]:
+    """Write a version as its difference to `base`, a whole version of one file. Return the whole content too."""
+    whole = Path(publish(directory).uri) / "model.safetensors"
+    new, old = whole.read_bytes(), (Path(base.uri) / "model.safetensors").read_bytes()
+    target = directory / f"weights-{secrets.token_hex(8)}"
+    target.mkdir()
+    stored, sha256 = encode_block(new, old, 1), hashlib.sha256(new).hexdigest()
+    described = DeltaFile(sha256, len(new), (DeltaBlock(len(new), len(stored), 1),))
+    (target / "model.safetensors.delta").write_bytes(stored)
+    (target / DELTA_INDEX).write_bytes(msgspec.json.encode(DeltaIndex(base, {"model.safetensors": described})))
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in target.iterdir()}
+    reference = WeightsReference(
+        uri=str(target), format=WeightsFormat.HUGGINGFACE, sha256=sha256, bytes=len(new), files=files
+    )
+    return reference, new
 
 
 def random_numbers(*shape: int) -> np.ndarray[Any, Any]:
