@@ -13,6 +13,7 @@ from proxy.contract.policy import Head
 from trainer.config.layers import RUNS, SECTION, layered
 from trainer.config.run import OF_THE_PROCESS, TrainerSettings
 from trainer.config.section import NUMBER
+from trainer.config.weights import TRANSPORTS
 from trainer.errors import ConfigurationError
 from trainer.user_code import KEYS
 
@@ -179,7 +180,7 @@ def _described(
     run's table at the proxy, or else the trainer's section."""
     lines = []
     for detail in error.errors():
-        path = [str(part) for part in detail["loc"] if part != NUMBER]
+        path = [str(part) for part in detail["loc"] if part not in (NUMBER, *TRANSPORTS)]
         where = SECTION
         if own and (not path or path[0] in own):
             where = place

@@ -22,6 +22,7 @@ class WeightsDtype(StrEnum):
 class SharedDirectory(Section):
     """Versions are directories on storage that the proxy sees under the same path."""
 
+    type: Literal["disk", "delta"]
     directory: Path = Path(".base-rl/weights")
     dtype: WeightsDtype = WeightsDtype.AUTO
     """The precision of whole weights. Adapters are float32."""
@@ -61,7 +62,9 @@ def _type_of(value: object) -> object:
     return "disk" if chosen is None else chosen
 
 
+TRANSPORTS = ("disk", "delta")
 Weights = Annotated[
-    Annotated[DiskWeights, Tag("disk")] | Annotated[DeltaWeights, Tag("delta")], Discriminator(_type_of)
+    Annotated[DiskWeights, Tag("disk")] | Annotated[DeltaWeights, Tag("delta")],
+    Discriminator(_type_of, custom_error_type="transport", custom_error_message="type should be 'disk' or 'delta'"),
 ]
 """One transport, by `type`; without a type, `disk`."""
