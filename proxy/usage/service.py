@@ -65,6 +65,12 @@ class UsageService:
         """
         return await self.used([*await self._of_projects(who), *await self._of_runs(who), *await self._of_keys(who)])
 
+    async def binding(self, who: Principal, *, run_id: str, project: str) -> list[LimitsView]:
+        """Return the limits of a run and of its project, as far as the key may see them."""
+        owners = {(Scope.RUN, run_id), (Scope.PROJECT, project)}
+        seen = await self.visible(who)
+        return [one for one in seen if (one.scope, one.id if one.scope is Scope.RUN else one.name) in owners]
+
     async def used(self, subjects: Sequence[Subject]) -> list[LimitsView]:
         """Return the subjects' limits with what is used of them."""
         ids = [subject.id for subject in subjects if budgets_of(subject.limits)]

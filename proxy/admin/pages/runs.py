@@ -16,9 +16,11 @@ from proxy.admin.templating import render
 from proxy.admin.token_audit import Colouring, draw_audit
 from proxy.http.address import client_address
 from proxy.http.openapi import EVENT_STREAM
+from proxy.http.services import service
 from proxy.overview.endpoints import Overview, VersionNumber, last_event_id, server_sent
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunSummary, Snapshot
+from proxy.usage.service import UsageService
 
 router = page_router()
 
@@ -34,6 +36,9 @@ async def run(
     values = await _live_values(overview, summary, visitor)
     snapshot = await overview.snapshot(summary.id, after=None)
     sessions = await session_values(overview, summary, wanted, cursor or None)
+    values["limits"] = await service(request, UsageService).binding(
+        visitor.principal, run_id=summary.id, project=summary.project
+    )
     page = render("run.html", **values, **sessions, events=snapshot.events, address=client_address(request))
     return HTMLResponse(page)
 

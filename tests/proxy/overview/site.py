@@ -30,6 +30,7 @@ from proxy.projects.service import ProjectDirectory
 from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
 from proxy.settings import load_settings
+from proxy.usage.service import UsageService
 from tests.running_app import add_routes
 
 ORIGIN = "http://proxy.test"
@@ -103,15 +104,17 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
     )
     sign_in = SignIn(secret=SECRET, clock=clock, credentials=credentials, database=database)
     switch = RunSwitch(database, signals, clock)
+    runs, projects = RunDirectory(database, clock), ProjectDirectory(database, signals, clock)
     provide(
         app,
         overview,
-        RunDirectory(database, clock),
+        runs,
         switch,
         credentials,
         sign_in,
         load_settings(),
-        ProjectDirectory(database, signals, clock),
+        projects,
+        UsageService(database, runs, projects, credentials, clock),
     )
     errors.install(app)
     add_routes(

@@ -132,6 +132,8 @@ async def test_a_project_from_its_creation_to_its_deletion(browser: Browser) -> 
     assert "/admin/runs/mine" in page
     assert "0 of 1k tokens/month" in page
     assert "lab · " in await browser.page("/admin"), "the overview of runs shows the project"
+    assert "With all runs of lab" in await browser.page("/admin/runs/mine")
+    assert "With all runs of lab" not in await browser.page("/admin/runs/theirs")
     assert "there is no run" in (await browser.send("/admin/projects/lab/runs", 400, run="nowhere")).text
     assert "archive them first" in (await browser.send("/admin/projects/lab/archive", 409)).text
     assert "type lab to confirm" in (await browser.send("/admin/projects/lab/delete", 400, confirmation="la")).text
