@@ -18,7 +18,7 @@ from fastapi.responses import Response
 from itsdangerous import BadSignature, URLSafeSerializer
 
 from proxy.admin.repository import SignOutRepository
-from proxy.auth.access import OwnedRun, Principal, Right, has_right, may_administrate, may_see
+from proxy.auth.access import OwnedRun, Principal, Right, has_right, may, may_administrate, may_see
 from proxy.auth.service import Credentials
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
@@ -59,7 +59,11 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sections(self) -> tuple[tuple[str, str], ...]:
         """The names and addresses of the pages that the header links."""
+        if self.rates_only:
+            return (("Review", self.home),)
         names = ["Runs"]
+        if has_right(self.principal, Right.REWARD):
+            names.append("Review")
         if has_right(self.principal, Right.SEE_PROJECT):
             names.append("Projects")
         if self.manages_keys:
@@ -67,8 +71,22 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
         names += ["Engines", "Jobs", "Webhooks", "Events"] if self.is_admin else ["Events"]
         return tuple((name, "/admin" if name == "Runs" else f"/admin/{name.lower()}") for name in names)
 
+    @property
+    def rates_only(self) -> bool:
+        """Whether the visitor has only the pages on which sessions are rated."""
+        return not has_right(self.principal, Right.READ)
+
+    @property
+    def home(self) -> str:
+        """The address of the visitor's first page."""
+        return "/admin/review" if self.rates_only else "/admin"
+
     def may_see(self, run: OwnedRun) -> bool:
         return may_see(self.principal, run)
+
+    def may_review(self, run: OwnedRun) -> bool:
+        """Return whether the visitor may rate the run's sessions."""
+        return may(self.principal, Right.REWARD, run)
 
 
 class _Ticket(msgspec.Struct, frozen=True):
@@ -108,7 +126,7 @@ class SignIn:
         who = await self._credentials.authenticate(key)
         if not has_right(who, Right.OPEN_PAGE):
             raise PermissionDenied(
-                f"this is a {who.kind.value} key: sign in with an admin, project, viewer or run key"
+                f"this is a {who.kind.value} key: sign in with an admin, project, viewer, run or reviewer key"
             )
         return Visitor(principal=who, sign_in=secrets.token_urlsafe(16))
 

@@ -80,7 +80,9 @@ def draw(
     tool_names: dict[str, str] = {}
     drawn: list[DrawnTurn] = []
     for number, turn in enumerate(turns, start=1):
-        messages = [_message(message, tool_names, is_answer=False) for message in turn.messages]
+        # A shadow answer has the prompt of an answer before it.
+        asked = () if turn.state == TurnState.SHADOW else turn.messages
+        messages = [_message(message, tool_names, is_answer=False) for message in asked]
         if turn.answer is not None:
             messages.append(_message(turn.answer, tool_names, is_answer=True))
         drawn.append(

@@ -22,7 +22,8 @@ class PrincipalKind(StrEnum):
 
     `admin` may do everything but call models. `project` may do everything in the runs of its project. `run` is for
     the agents of one run, `session` for one session. `trainer` is for claims and versions of one run, of a project or
-    of every run. `viewer` reads the runs of a project or all runs, and changes nothing.
+    of every run. `viewer` reads the runs of a project or all runs, and changes nothing. `reviewer` reads the sessions
+    of a run or a project and sends feedback about them, and does nothing else.
     """
 
     ADMIN = "admin"
@@ -31,6 +32,7 @@ class PrincipalKind(StrEnum):
     SESSION = "session"
     TRAINER = "trainer"
     VIEWER = "viewer"
+    REVIEWER = "reviewer"
 
 
 class Limiter(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,19 +81,20 @@ class Right(StrEnum):
 
 _ADMIN, _PROJECT, _RUN = PrincipalKind.ADMIN, PrincipalKind.PROJECT, PrincipalKind.RUN
 _SESSION, _TRAINER, _VIEWER = PrincipalKind.SESSION, PrincipalKind.TRAINER, PrincipalKind.VIEWER
+_REVIEWER = PrincipalKind.REVIEWER
 
 KINDS: dict[Right, tuple[PrincipalKind, ...]] = {
     Right.LIST: (_ADMIN, _PROJECT, _RUN, _TRAINER, _VIEWER),
     Right.READ: (_ADMIN, _PROJECT, _RUN, _VIEWER),
-    Right.READ_SESSION: (_ADMIN, _PROJECT, _RUN, _SESSION, _VIEWER),
+    Right.READ_SESSION: (_ADMIN, _PROJECT, _RUN, _SESSION, _VIEWER, _REVIEWER),
     Right.READ_TRAINING: (_ADMIN, _PROJECT, _TRAINER, _VIEWER),
     Right.CALL: (_PROJECT, _RUN, _SESSION),
-    Right.REWARD: (_ADMIN, _PROJECT, _RUN, _SESSION),
-    Right.PREFER: (_ADMIN, _PROJECT, _RUN),
+    Right.REWARD: (_ADMIN, _PROJECT, _RUN, _SESSION, _REVIEWER),
+    Right.PREFER: (_ADMIN, _PROJECT, _RUN, _REVIEWER),
     Right.TRAIN: (_ADMIN, _PROJECT, _TRAINER),
     Right.PAUSE: (_ADMIN, _PROJECT, _TRAINER),
     Right.CHANGE: (_ADMIN, _PROJECT),
-    Right.OPEN_PAGE: (_ADMIN, _PROJECT, _RUN, _VIEWER),
+    Right.OPEN_PAGE: (_ADMIN, _PROJECT, _RUN, _VIEWER, _REVIEWER),
     Right.SEE_PROJECT: (_ADMIN, _PROJECT, _VIEWER),
     Right.WATCH: (_ADMIN, _VIEWER),
     Right.ADMINISTRATE: (_ADMIN,),
@@ -179,7 +182,7 @@ def may_manage_key(who: Principal, kind: PrincipalKind, *, project_id: str | Non
     """
     if who.kind is PrincipalKind.ADMIN:
         return True
-    managed = kind in (_RUN, _SESSION, _TRAINER, _VIEWER)
+    managed = kind in (_RUN, _SESSION, _TRAINER, _VIEWER, _REVIEWER)
     return who.kind is PrincipalKind.PROJECT and managed and project_id is not None and project_id == who.project_id
 
 

@@ -197,7 +197,7 @@ class Credentials:
 
     async def list_(self, run_id: str) -> list[KeyView]:
         """List the keys of a run, oldest first, without those of its sessions."""
-        kinds = [PrincipalKind.RUN, PrincipalKind.TRAINER]
+        kinds = [PrincipalKind.RUN, PrincipalKind.TRAINER, PrincipalKind.REVIEWER]
         rows = await self._database.read(lambda connection: KeyRepository(connection).of_run(run_id, kinds))
         return [view_of(row) for row in rows]
 

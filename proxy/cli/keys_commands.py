@@ -32,6 +32,7 @@ class Kind(StrEnum):
     RUN = "run"
     TRAINER = "trainer"
     VIEWER = "viewer"
+    REVIEWER = "reviewer"
 
 
 class ListedKind(StrEnum):
@@ -42,6 +43,7 @@ class ListedKind(StrEnum):
     RUN = "run"
     TRAINER = "trainer"
     VIEWER = "viewer"
+    REVIEWER = "reviewer"
     SESSION = "session"
 
 
@@ -86,11 +88,13 @@ def keys_create(
         Kind,
         typer.Option(
             help="`admin`: everything. `project`: everything in the runs of a project. `run`: agents. `trainer`: "
-            "trainers. `viewer`: reads only."
+            "trainers. `viewer`: reads only. `reviewer`: rates sessions on the page."
         ),
     ],
-    run: Annotated[str | None, typer.Option(help="The run of a run or trainer key.")] = None,
-    project: Annotated[str | None, typer.Option(help="The project of a project, trainer or viewer key.")] = None,
+    run: Annotated[str | None, typer.Option(help="The run of a run, trainer or reviewer key.")] = None,
+    project: Annotated[
+        str | None, typer.Option(help="Project of a project, trainer, viewer or reviewer key.")
+    ] = None,
     all_runs: Annotated[bool, typer.Option("--all-runs", help="A trainer or viewer key for every run.")] = False,
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="Time until the key expires, such as `30d`, `12h` or `90m`.")

@@ -51,10 +51,11 @@ class NewRunKeyBody(BaseModel):
 
 class NewKeyBody(NewRunKeyBody):
     """A new key. A `run` key needs a `run` (a name or an id), a `project` key a `project`; a `trainer` key needs
-    either or `all_runs`, a `viewer` key a `project` or `all_runs`. It expires after `expires_in` seconds. `limits`
+    either or `all_runs`, a `viewer` key a `project` or `all_runs`, a `reviewer` key a `run` or a
+    `project`. It expires after `expires_in` seconds. `limits`
     bind the calls made with a run or project key."""
 
-    kind: Literal["admin", "project", "run", "trainer", "viewer"]  # type: ignore[assignment]
+    kind: Literal["admin", "project", "run", "trainer", "viewer", "reviewer"]  # type: ignore[assignment]
     run: str | None = None
     project: str | None = None
     all_runs: bool = False
@@ -124,8 +125,8 @@ async def managed_key(key_id: str, who: Principal, overview: OverviewService, cr
 def _check_manages(who: Principal, kind: PrincipalKind, project_id: str | None) -> None:
     if not may_manage_key(who, kind, project_id=project_id):
         raise PermissionDenied(
-            f"a {who.kind.value} key manages the run, trainer and viewer keys of its project: a {kind.value} key like"
-            " this needs an admin key"
+            f"a {who.kind.value} key manages the run, trainer, viewer and reviewer keys of its project: a"
+            f" {kind.value} key like this needs an admin key"
         )
 
 

@@ -27,6 +27,7 @@ _CHOICES = {
     PrincipalKind.RUN: ("run",),
     PrincipalKind.TRAINER: ("run", "project", "all_runs"),
     PrincipalKind.VIEWER: ("project", "all_runs"),
+    PrincipalKind.REVIEWER: ("run", "project"),
 }
 
 

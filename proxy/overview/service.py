@@ -28,6 +28,7 @@ from proxy.overview.filters import SessionFilter, page_size
 from proxy.overview.health import HealthCheck, ServingStatus
 from proxy.overview.log.service import EventLog
 from proxy.overview.repository import OverviewRepository
+from proxy.overview.review.service import ReviewQueue
 from proxy.overview.rewards.service import LedgerOverview
 from proxy.overview.sessions.assembly import TokenTextOf
 from proxy.overview.sessions.service import SessionOverview
@@ -83,6 +84,7 @@ class OverviewService:
         self._clock = clock
         self._signals = signals
         self.ledger = LedgerOverview(database)
+        self.review = ReviewQueue(database)
         self._sessions = SessionOverview(database, token_text)
         self._steps = StepOverview(database, token_text)
         self._versions = VersionComparison(database)

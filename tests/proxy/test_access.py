@@ -21,7 +21,7 @@ from tests.running_app import bearer, running
 
 ADMIN = "rl-admin-chosen"
 HIDDEN = ("hidden-run", "hidden-project", "hidden-key")
-SCOPED = ("project", "run", "session", "trainer", "trainer of project", "viewer of project")
+SCOPED = ("project", "run", "session", "trainer", "trainer of project", "viewer of project", "reviewer")
 RIGHTS = {
     "GET /api/v1/runs/{run}": Right.READ,
     "PATCH /api/v1/runs/{run}": Right.CHANGE,
@@ -108,6 +108,7 @@ async def installation(tmp_path: Path) -> AsyncIterator[Installation]:
             "trainer of project": (await made(kind="trainer", project="own"))["key"],
             "trainer of all": (await made(kind="trainer", all_runs=True))["key"],
             "viewer of project": (await made(kind="viewer", project="own"))["key"],
+            "reviewer": (await made(kind="reviewer", project="own"))["key"],
             "viewer of all": (await made(kind="viewer", all_runs=True))["key"],
             "admin": ADMIN,
         }

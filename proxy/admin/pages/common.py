@@ -37,7 +37,10 @@ Entrance = Annotated[SignIn, Depends(_sign_in)]
 
 
 async def _visitor(request: Request, entrance: Entrance) -> Visitor:
-    return await entrance.visitor(request)
+    visitor = await entrance.visitor(request)
+    if visitor.rates_only:
+        raise PermissionDenied("a reviewer key opens the pages below /admin/review alone: sign in with another key")
+    return visitor
 
 
 Guest = Annotated[Visitor, Depends(_visitor)]

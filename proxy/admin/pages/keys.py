@@ -65,7 +65,7 @@ async def keys(
     overview: Overview,
     credentials: Keys,
     visitor: Manager,
-    kind: Literal["", "admin", "project", "run", "trainer", "viewer", "session"] = "",
+    kind: Literal["", "admin", "project", "run", "trainer", "viewer", "reviewer", "session"] = "",
     revoked: bool = False,
     cursor: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
@@ -218,7 +218,11 @@ async def _form_page(
         for project in await service(request, ProjectDirectory).list_()
         if visitor.principal.project_id in (None, project.id)
     ]
-    kinds = _KINDS if visitor.is_admin else (PrincipalKind.RUN, PrincipalKind.TRAINER, PrincipalKind.VIEWER)
+    kinds = (
+        _KINDS
+        if visitor.is_admin
+        else (PrincipalKind.RUN, PrincipalKind.TRAINER, PrincipalKind.VIEWER, PrincipalKind.REVIEWER)
+    )
     values = {"runs": runs, "projects": projects, "kinds": kinds, "lives": LIVES, "limit_fields": LABELS}
     return render("key_form.html", visitor=visitor, form=form, errors=errors, **values)
 

@@ -33,7 +33,11 @@ async def login(
     except (AuthenticationFailed, PermissionDenied) as error:
         problem = "This key is unknown here or was revoked." if error.status == 401 else error.message
         return HTMLResponse(render("login.html", next=local_path(next_), problem=problem), status_code=error.status)
-    response = RedirectResponse(local_path(next_), status_code=303)
+    # A reviewer has no other pages, whatever address the form came from.
+    wanted = local_path(next_)
+    if visitor.rates_only and not wanted.startswith(visitor.home):
+        wanted = visitor.home
+    response = RedirectResponse(wanted, status_code=303)
     entrance.remember(visitor, response, secure=is_https(request))
     return response
 

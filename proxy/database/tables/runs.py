@@ -73,7 +73,7 @@ class ApiKeyRow(Base):
     __table_args__ = (Index(None, "run_id"), Index(None, "project_id"))
 
     id: Mapped[str] = mapped_column(Identifier, primary_key=True)
-    kind: Mapped[str] = mapped_column(String(16))  # admin | project | run | session | trainer | viewer
+    kind: Mapped[str] = mapped_column(String(16))  # admin | project | run | session | trainer | viewer | reviewer
     digest: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
     run_id: Mapped[str | None] = mapped_column(ForeignKey("runs.id"))
     session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.id"))

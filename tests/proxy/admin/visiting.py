@@ -14,7 +14,8 @@ async def enter(site: Site, kind: PrincipalKind = PrincipalKind.ADMIN, run_id: s
     """Sign the site's client in with a new key. Return the key's id."""
     key = await site.credentials.create(kind, run_id=run_id)
     reply = await site.client.post("/admin/login", data={"key": key.text}, headers=OWN)
-    assert (reply.status_code, reply.headers["location"]) == (303, "/admin")
+    home = "/admin/review" if kind is PrincipalKind.REVIEWER else "/admin"
+    assert (reply.status_code, reply.headers["location"]) == (303, home)
     return key.id
 
 

@@ -42,6 +42,7 @@ def scopes(kind: PrincipalKind) -> st.SearchStrategy[Principal]:
         PrincipalKind.SESSION: of_run,
         PrincipalKind.TRAINER: of_run | of_project | of_all,
         PrincipalKind.VIEWER: of_project | of_all,
+        PrincipalKind.REVIEWER: of_run | of_project,
     }[kind]
 
 
@@ -75,6 +76,14 @@ def test_viewers_read_and_change_nothing(who: Principal, run: Owned) -> None:
     if who.kind is PrincipalKind.VIEWER:
         assert not [right for right in changing if access.may(who, right, run)]
         assert access.may_see(who, run) == access.covers(who, run)
+
+
+@given(principals, runs)
+def test_reviewers_read_sessions_send_feedback_and_do_nothing_else(who: Principal, run: Owned) -> None:
+    if who.kind is PrincipalKind.REVIEWER:
+        rights = {right for right in Right if access.may(who, right, run)}
+        wanted = {Right.READ_SESSION, Right.REWARD, Right.PREFER, Right.OPEN_PAGE}
+        assert rights == (wanted if access.covers(who, run) else set())
 
 
 @given(principals, st.sampled_from(PrincipalKind), st.sampled_from(["prj_a", "prj_b", None]))

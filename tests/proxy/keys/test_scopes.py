@@ -34,6 +34,8 @@ def test_a_key_has_one_scope_or_is_refused_by_field(kind: PrincipalKind, scope: 
         (PrincipalKind.TRAINER, Scope(), "run"),
         (PrincipalKind.TRAINER, Scope(run="r", all_runs=True), "all_runs"),
         (PrincipalKind.VIEWER, Scope(run="r"), "run"),
+        (PrincipalKind.REVIEWER, Scope(all_runs=True), "all_runs"),
+        (PrincipalKind.REVIEWER, Scope(), "run"),
     ],
 )
 def test_the_wrong_or_missing_field_is_named(kind: PrincipalKind, scope: Scope, param: str) -> None:

@@ -17,6 +17,7 @@ from proxy.admin.sign_in import SignIn
 from proxy.auth.service import Credentials, PrincipalKind
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
+from proxy.feedback.service import FeedbackService
 from proxy.http import errors
 from proxy.http.services import provide
 from proxy.keys import endpoints as key_endpoints
@@ -112,6 +113,7 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
         switch,
         credentials,
         sign_in,
+        FeedbackService(database, signals, clock),
         load_settings(),
         projects,
         UsageService(database, runs, projects, credentials, clock),
