@@ -121,6 +121,7 @@ class CallService:
         self._shadows = ShadowAnswers(
             swaps=swaps,
             recorder=self._recorder,
+            trajectories=trajectories,
             clock=clock,
             faults=self._faults,
             observer=observer,

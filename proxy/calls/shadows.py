@@ -28,12 +28,16 @@ from proxy.engines.protocol import EngineChunk, EngineFinish, GenerateRequest
 from proxy.errors import BaseRlError, InvalidEngineReply, RateLimited
 from proxy.limits.service import Admission
 from proxy.log import logger
-from proxy.settings import ShadowSettings
+from proxy.settings import JudgeKind, ShadowSettings
+from proxy.turns.service import TrajectoryStore
 
 # Each holds its prompt in memory while it waits.
 _MOST_WAITING = 256
 # How often an engine is asked again whether other proxies' calls, of which reports are seconds old, have ended.
 _ELSEWHERE_SECONDS = 1.0
+
+_COMPARING = (JudgeKind.RELATIVE, JudgeKind.PAIRWISE)
+"""Kinds of judges that compare answers to one prompt."""
 
 _LOG = logger(__name__)
 
@@ -50,12 +54,14 @@ class ShadowAnswers:
         *,
         swaps: ServingVersions,
         recorder: TurnRecorder,
+        trajectories: TrajectoryStore,
         clock: Clock,
         faults: EngineFaults,
         observer: TurnObserver | None,
     ) -> None:
         self._swaps = swaps
         self._recorder = recorder
+        self._trajectories = trajectories
         self._clock = clock
         self._faults = faults
         self._observer = observer
@@ -71,11 +77,13 @@ class ShadowAnswers:
         (plan,) = plans
         if not is_drawn(plan.turn_id, settings.share) or not _teaches(context, plan):
             return
+        if len(self._tasks) >= _MOST_WAITING:
+            self._drop("full", settings.samples)
+            return
+        group = _Group(settings.samples)
         for number in range(1, settings.samples + 1):
-            if len(self._tasks) >= _MOST_WAITING:
-                self._drop("full")
-                continue
-            task = asyncio.create_task(self._answer(context, plan, number), name=f"shadow of {plan.turn_id}")
+            answer = self._answer(context, plan, number, group)
+            task = asyncio.create_task(answer, name=f"shadow of {plan.turn_id}")
             self._tasks[task] = plan.session_id
             task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
@@ -92,7 +100,23 @@ class ShadowAnswers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _answer(self, context: CallContext, real: CallPlan, number: int) -> None:
+    async def _answer(self, context: CallContext, real: CallPlan, number: int, group: _Group) -> None:
+        """Generate and record a shadow answer. The last one of its call lets judges compare them."""
+        capture = await self._recorded(context, real, number)
+        group.under_way -= 1
+        if capture is not None:
+            group.recorded.append(capture.plan.turn_id)
+        judges = [name for name, judge in context.served.run.settings.judges.items() if judge.kind in _COMPARING]
+        if group.under_way or not group.recorded or not judges:
+            return
+        turns = [real.turn_id, *group.recorded]
+        try:
+            await self._trajectories.compare(context.served.run.id, judges, context.session.id, turns)
+        except BaseRlError as error:
+            _LOG.warning("shadow answers are not compared", turn=real.turn_id, error=error.message)
+
+    async def _recorded(self, context: CallContext, real: CallPlan, number: int) -> Capture | None:
+        """Return the recorded answer; None if it was dropped."""
         run = context.served.run
         admission = None if context.admission is None else context.admission.again()
         try:
@@ -119,6 +143,8 @@ class ShadowAnswers:
         else:
             if admission is not None:
                 admission.used(len(real.prompt.plan.input_ids) + capture.token_count)
+            return capture
+        return None
 
     async def _generated(self, context: CallContext, real: CallPlan, number: int) -> Capture:
         """Return the whole answer. It begins again, with no tokens, whenever calls have needed the engine."""
@@ -178,9 +204,18 @@ class ShadowAnswers:
                 raise _Revoked from error
             raise
 
-    def _drop(self, reason: str) -> None:
+    def _drop(self, reason: str, count: int = 1) -> None:
         if self._observer is not None:
-            self._observer.shadow_dropped(reason=reason)
+            for _ in range(count):
+                self._observer.shadow_dropped(reason=reason)
+
+
+class _Group:
+    """The shadow answers of one call: how many are under way, and the turns of those that are recorded."""
+
+    def __init__(self, under_way: int) -> None:
+        self.under_way = under_way
+        self.recorded: list[TurnId] = []
 
 
 class _Revoked(Exception):

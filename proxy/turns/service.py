@@ -19,6 +19,7 @@ from proxy.contract.turn import FinishReason, Turn, TurnState
 from proxy.database.group_commit import Together
 from proxy.database.packed_json import json_bytes
 from proxy.database.unit_of_work import Database
+from proxy.lifecycle.judging import enqueue_comparison
 from proxy.lifecycle.signals import Signals
 from proxy.turns.assembly import Lineage, PathPiece, extend_path, is_redacted, lineage_of, path_of
 from proxy.turns.path_cache import CachedTurn, PathCache, StoredRequest
@@ -107,6 +108,15 @@ class TrajectoryStore:
         if any(turn.settled for turn in recorded):
             self._signals.trajectories.notify()
         return any(turn.session_open for turn in recorded)
+
+    async def compare(
+        self, run_id: RunId, judges: Sequence[str], session_id: SessionId, turn_ids: Sequence[TurnId]
+    ) -> None:
+        """Let these judges compare answers to one prompt of the session, each set of answers once."""
+        now = self._clock()
+        await self._database.commit(
+            lambda connection: enqueue_comparison(connection, run_id, judges, session_id, turn_ids, now=now)
+        )
 
     async def find_parent(
         self,

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from proxy.calls.shadows import is_drawn
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import new_turn_id
+from proxy.database.tables import JobRow
 from proxy.engines.protocol import GenerateRequest
 from proxy.errors import EngineUnavailable
 from proxy.feedback.service import FeedbackItem
@@ -192,6 +194,27 @@ async def test_shadow_answers_use_the_limits_of_the_run_and_leave_half_of_them(s
         assert world.seen.dropped
         assert set(world.seen.dropped) == {"limited"}
         assert not world.store.limited.refused
+
+
+async def test_judges_that_compare_get_the_answer_with_its_shadow_answers(shadowed: Shadowed) -> None:
+    """Once all of these are recorded or dropped; the others score sessions alone."""
+    judges = {
+        "ranks": {"kind": "relative", "model": "house/judge"},
+        "alone": {"kind": "rubric", "model": "house/judge", "rubric": "1: right. 0: wrong."},
+    }
+    async with shadowed({"judges": judges}, samples=2) as world:
+        await world.post({})
+        await all_done(world, 3)
+        jobs: list[Any] = []
+        while not jobs:
+            jobs = await world.store.database.read(
+                lambda connection: list(connection.execute(select(JobRow.kind, JobRow.payload)).all())
+            )
+        turns = sorted(turn.id for turn in await world.turns())
+        (session,) = await world.sessions()
+        assert [tuple(job) for job in jobs] == [
+            ("judge", {"judge": "ranks", "session_id": session.id, "turns": turns})
+        ]
 
 
 @pytest.mark.parametrize("ends_first", [True, False])

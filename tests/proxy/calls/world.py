@@ -35,7 +35,7 @@ from proxy.http.services import provide, service
 from proxy.runs.service import RunView
 from proxy.sessions import endpoints as session_endpoints
 from proxy.sessions.service import SessionService
-from proxy.settings import DatabaseSettings, EngineSettings, RunSettings, ServerSettings, Settings
+from proxy.settings import DatabaseSettings, EngineSettings, ProviderSettings, RunSettings, ServerSettings, Settings
 from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import TrajectoryStore
 from tests.database import sqlite_database
@@ -257,6 +257,7 @@ async def open_world(
             engine=EngineSettings(max_concurrency=concurrency),
             run=settings,
             database=DatabaseSettings(when_unavailable=when_unavailable),
+            providers={"house": ProviderSettings(base_url="http://house.test/v1")},
         )
         templates = {store.run.base_model: template}
         calls = call_service(store, configured, templates, swaps, seen, store.sessions, trajectories)
