@@ -102,15 +102,8 @@ class LocalWeights:
 
         Raises DeltaUnusable, OSError, and what `locate` raises. The files of a cached version are not read again.
         """
-        chain: list[tuple[WeightsReference, Path, DeltaIndex]] = []
-        whole = weights
-        while is_delta(whole):
-            directory = self._locate(whole)
-            index = _read_index(whole, directory)
-            chain.append((whole, directory, index))
-            if len(chain) > _MOST_BASES:
-                raise DeltaUnusable(f"{weights.uri}: more than {_MOST_BASES} differences in a row")
-            whole = index.base
+        chain = self._chain(weights)
+        whole = chain[-1][2].base if chain else weights
         at = self._locate(whole)
         for each, directory, index in reversed(chain):
             # The companions' checksums come down the chain from the last whole version.
@@ -122,6 +115,27 @@ class LocalWeights:
         if chain:
             self._evict({each.sha256 for each, *_ in chain[:2]})
         return whole, at
+
+    def discard(self, weights: WeightsReference) -> bool:
+        """Remove the files that were made of a version and its bases. Return whether there were any.
+
+        Raises what `materialise` raises."""
+        made = [at for each, *_ in self._chain(weights) if (at := self._cache / each.sha256).is_dir()]
+        for each in made:
+            shutil.rmtree(each, ignore_errors=True)
+        return bool(made)
+
+    def _chain(self, weights: WeightsReference) -> list[tuple[WeightsReference, Path, DeltaIndex]]:
+        """Return the differences that lead from a whole version to this one, this one first."""
+        chain: list[tuple[WeightsReference, Path, DeltaIndex]] = []
+        while is_delta(weights):
+            directory = self._locate(weights)
+            index = _read_index(weights, directory)
+            chain.append((weights, directory, index))
+            if len(chain) > _MOST_BASES:
+                raise DeltaUnusable(f"{chain[0][0].uri}: more than {_MOST_BASES} differences in a row")
+            weights = index.base
+        return chain
 
     def _make(
         self, expanded: WeightsReference, index: DeltaIndex, delta: Path, base: WeightsReference, base_at: Path

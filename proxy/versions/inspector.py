@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.contract.delta import DeltaUnusable, LocalWeights
+from proxy.contract.delta import DeltaUnusable, LocalWeights, is_delta
 from proxy.contract.policy import WeightsReference
 from proxy.errors import StorageUnavailable, WeightsMissing, WeightsRejected
 from proxy.versions.weights import (
@@ -88,6 +88,21 @@ class WeightsInspector:
         return directory
 
     def _work(self, weights: WeightsReference, base_model: str, before: Signature | None) -> Signature:
+        try:
+            return self._inspect(weights, base_model, before)
+        except WeightsRejected:
+            # Files that were made of a difference may be damaged since, which is no fault of the version.
+            if not is_delta(weights) or not self._discarded(weights):
+                raise
+        return self._inspect(weights, base_model, None)
+
+    def _discarded(self, weights: WeightsReference) -> bool:
+        try:
+            return self._local.discard(weights)
+        except (DeltaUnusable, OSError):
+            return False
+
+    def _inspect(self, weights: WeightsReference, base_model: str, before: Signature | None) -> Signature:
         try:
             weights, directory = self._local.materialise(weights)
             signature = check_files(weights, directory)

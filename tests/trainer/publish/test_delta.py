@@ -104,6 +104,22 @@ async def test_a_missing_base_and_a_damaged_difference_are_refused(chain: Chain,
     await fresh.aclose()
 
 
+async def test_files_that_were_damaged_after_they_were_made_are_made_again(chain: Chain, tmp_path: Path) -> None:
+    chain.publish(4)
+    weights, tensors = chain.published[2]
+    inspector = inspector_of(chain, tmp_path / "cache")
+    await inspector.check(weights, str(chain.base))
+    for name in ("config.json", "model.safetensors"):
+        (Path(inspector.path_of(weights)) / name).write_bytes(b"")
+        await inspector.check(weights, str(chain.base))
+        assert is_same(inspector.path_of(weights), tensors)
+    (Path(inspector.path_of(weights)) / "model.safetensors").write_bytes(b"")
+    newest, newest_tensors = chain.published[3]
+    await inspector.check(newest, str(chain.base))
+    assert is_same(inspector.path_of(newest), newest_tensors)
+    await inspector.aclose()
+
+
 async def test_another_base_of_the_same_size_does_not_pass(chain: Chain, tmp_path: Path) -> None:
     chain.publish(2)
     (first, _), (second, _) = chain.published
