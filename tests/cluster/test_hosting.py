@@ -49,7 +49,7 @@ def test_an_engine_joins_is_restarted_replaced_and_removed(tmp_path: Path) -> No
 
             with host(run, second_log) as second:
                 until(lambda: first.poll() is not None, "the first host ends", first_log.read_text, second)
-                assert first.returncode == 1
+                assert first.returncode == 2, "a scheduler must not start it again"
                 assert "took the name far" in first_log.read_text()
                 until(run.serves, "the second one serves", second_log.read_text, second)
 

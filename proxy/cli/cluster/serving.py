@@ -9,12 +9,13 @@ import msgspec
 from proxy.cli.addresses import random_free_port
 from proxy.cli.asking import Place
 from proxy.cli.cluster.hosting import Bounds, EngineHost, HostedEngine, address_towards, say
-from proxy.cli.console import Refused, where
+from proxy.cli.console import Refused, print_error, where
 from proxy.cli.engine_plan import engine_plan
-from proxy.cli.models import resolve_model
+from proxy.cli.models import ModelNotUsable, resolve_model
 from proxy.cli.operations import Operations
 from proxy.cli.signals import end_on_signals
-from proxy.settings import EngineKind, load_settings
+from proxy.cli.supervisor import WRONG_CONFIGURATION
+from proxy.settings import ConfigurationError, EngineKind, load_settings
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,10 +28,19 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def serve(options: ServeOptions, place: Place) -> int:
-    """Host the configured engine until it is removed at the proxy (exit status 0) or a signal ends it.
+    """Host the configured engine until it is removed at the proxy or a signal ends it, and return the exit status: 0,
+    or 2 for a fault that another start does not mend, so that a scheduler does not try again.
 
-    Raises Refused for an engine that cannot join a pool, and the errors of `EngineHost.run`.
+    Raises PartFailed and ProxyUnreachable, as `EngineHost.run` does.
     """
+    try:
+        return await _serve(options, place)
+    except (ConfigurationError, ModelNotUsable, Refused) as error:
+        print_error(str(error))
+        return WRONG_CONFIGURATION
+
+
+async def _serve(options: ServeOptions, place: Place) -> int:
     end_on_signals()
     settings = load_settings(options.config)
     if settings.engine.kind not in (EngineKind.EMBEDDED, EngineKind.SGLANG):

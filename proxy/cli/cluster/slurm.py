@@ -8,6 +8,7 @@ number of times, unless its configuration is wrong. After the loss of a node, Sl
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from proxy.settings.slurm import SlurmSettings
 
 TRAINER = "trainer"
 _SUBMIT_SECONDS = 60.0
+_UNSAFE = re.compile(r"[\s%'\"\\]")
 # Below the range of outgoing connections; jobs that share a node have different ids.
 _FIRST_PORT, _PORTS = 20000, 10000
 
@@ -175,6 +177,12 @@ def _job(
     ]
     common += [f"--partition={slurm.partition}"] if slurm.partition is not None else []
     common += [f"--account={slurm.account}"] if slurm.account is not None else []
+    for option in common:
+        if _UNSAFE.search(option):
+            raise Refused(
+                f"{option}: Slurm reads spaces, quotes, % and backslashes in its own way; use a run name, a"
+                " slurm.directory and a working directory without them"
+            )
     lines = "\n".join(f"#SBATCH {option}" for option in (*common, *options, *slurm.options))
     setup = "".join(f"{line}\n" for line in slurm.setup)
     script = _SKELETON.format(

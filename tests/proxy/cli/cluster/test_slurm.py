@@ -13,20 +13,20 @@ from proxy.cli.console import Refused
 from proxy.settings import ConfigurationError, load_settings
 
 
-def jobs(directory: Path, *, ranks: int | None = None, with_trainer: bool = True, **slurm: Any) -> dict[str, Job]:
+def jobs(place: Path, *, ranks: int | None = None, with_trainer: bool = True, **slurm: Any) -> dict[str, Job]:
     overrides: dict[str, dict[str, Any]] = {
-        "server": {"data_dir": directory / "it's here"},
+        "server": {"data_dir": place / "data"},
         "engine": {"kind": "sglang", "device": "cuda", "replicas": 2, "tensor_parallel": 4},
         "run": {"name": "shop", "model": "somewhere"},
         "slurm": slurm,
     }
     found = jobs_of(
         load_settings(None, overrides),
-        config_file=directory / "run.toml",
+        config_file=place / "run.toml",
         url="http://login:8080",
         ranks=ranks,
         with_trainer=with_trainer,
-        working_dir=directory,
+        working_dir=place,
     )
     return {job.name: job for job in found}
 
@@ -54,6 +54,11 @@ def test_further_options_and_lines_are_in_every_script(tmp_path: Path) -> None:
 def test_an_option_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"slurm.options"):
         jobs(tmp_path, options=["--qos=high\nrm -rf /"])
+
+
+def test_a_directory_that_slurm_reads_otherwise_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="without them"):
+        jobs(tmp_path, directory=str(tmp_path / "my jobs"))
 
 
 def test_another_number_of_ranks_than_the_trainers_is_refused(tmp_path: Path) -> None:
