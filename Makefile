@@ -10,7 +10,7 @@ ENGINE ?= embedded
 PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-feedback bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-gpu chaos checkpoint clean trace-call
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-feedback bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-gpu chaos checkpoint clean trace-call
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -141,6 +141,9 @@ bench-trainer: setup-dev  ## a training step packed, as trees and by TRL, per CP
 
 bench-publish: setup  ## bytes, seconds and stall of a published version, 1M to 500M parameters -> benchmarks/results/publish.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.publish $(if $(SHORT),--short) $(ARGS)
+
+bench-scale: setup-dev  ## costs of calls with 1 and 2 workers of a proxy on PostgreSQL, and what follows for 1, 10 and 100 proxies -> benchmarks/results/scale.json (SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.scale $(if $(SHORT),--short)
 
 bench-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## a training step on a CUDA device, in the shape of Qwen3-0.6B -> benchmarks/results/gpu.json (SHORT=1: does it run?)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu $(if $(SHORT),--short)

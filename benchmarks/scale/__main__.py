@@ -20,23 +20,24 @@ RESULTS = Path(__file__).parents[1] / "results"
 PROXIES = (1, 10, 100)
 
 
-def costs_of(one: dict[str, float], proxy_ms: float) -> Costs:
-    """Return the costs of a call for the simulation: `one` are those measured with one worker."""
-    scale = proxy_ms / one["proxy_cpu_ms"]
+def costs_of(found: dict[str, float], scale: float) -> Costs:
+    """Return the costs of a call for the simulation, with milliseconds of CPU times `scale`."""
     return Costs(
-        proxy_ms=proxy_ms,
-        database_ms=scale * one["database_cpu_ms"],
-        rows=one["rows"],
-        wal_bytes=one["wal_bytes"],
-        bytes=one["bytes"],
-        claim_proxy_ms=scale * one["claim_proxy_cpu_ms"],
-        claim_database_ms=scale * one["claim_database_cpu_ms"],
+        proxy_ms=scale * found["proxy_cpu_ms"],
+        database_ms=scale * found["database_cpu_ms"],
+        rows=found["rows"],
+        wal_bytes=found["wal_bytes"],
+        bytes=found["bytes"],
+        claim_proxy_ms=scale * found["claim_proxy_cpu_ms"],
+        claim_database_ms=scale * found["claim_database_cpu_ms"],
     )
 
 
 def result_of(one: dict[str, float], two: dict[str, float], proxy_ms: float) -> dict[str, Any]:
-    """Return the result: counts and ratios of the run, and the simulation."""
-    costs, setup = costs_of(one, proxy_ms), Setup()
+    """Return the result: counts and ratios of the run, and the simulation. One proxy has the costs measured with one
+    worker, several have those of two."""
+    scale = proxy_ms / one["proxy_cpu_ms"]
+    alone, several, setup = costs_of(one, scale), costs_of(two, scale), Setup()
     return {
         "machine": describe(),
         "turns_per_session": TURNS,
@@ -49,10 +50,13 @@ def result_of(one: dict[str, float], two: dict[str, float], proxy_ms: float) -> 
         "per_call": {name: round(one[name], 2) for name in ("transactions", "rows", "bytes", "wal_bytes")},
         "proxy_cpu_ms": proxy_ms,
         "proxies": {
-            str(count): {name: float(f"{value:.4g}") for name, value in simulated(count, costs, setup).items()}
+            str(count): {
+                name: float(f"{value:.4g}")
+                for name, value in simulated(count, alone if count == 1 else several, setup).items()
+            }
             for count in PROXIES
         },
-        "most_proxies": most_proxies(costs, setup),
+        "most_proxies": most_proxies(several, setup),
     }
 
 
