@@ -21,6 +21,8 @@ from proxy.database.migrate import upgrade
 _RESULTS = Path(__file__).resolve().parents[1] / "results" / "jobs.json"
 _LEASE_SECONDS = 5.0
 _LIMIT_SECONDS = 1800.0
+# Ten seconds are enough for hundreds of jobs, unless the machine is so busy that a process needs them to start.
+_KILL_JOBS = 50
 
 
 def main() -> int:
@@ -64,7 +66,7 @@ def _run(
             jobs=jobs,
             workers=workers,
             kill_seconds=kill_seconds,
-            kill_jobs=1,
+            kill_jobs=_KILL_JOBS,
             lease_seconds=_LEASE_SECONDS,
             limit_seconds=_LIMIT_SECONDS,
             redis=redis,

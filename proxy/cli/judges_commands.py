@@ -28,6 +28,25 @@ def judges_list(
     ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.judges(run), _print_table, as_json=as_json)
 
 
+@judges_app.command("agreement")
+def judges_agreement(
+    run: Annotated[str, typer.Argument(help="The run's name.")],
+    judge: Annotated[str, typer.Argument(help="The judge's name.")],
+    source: Annotated[str, typer.Option(help="The source of the people's rewards, as they were posted.")],
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far a judge's scores agree with people's rewards of the same sessions and turns."""
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.agreement(run, judge, source),
+        _print_agreement,
+        as_json=as_json,
+    )
+
+
 @judges_app.command("try")
 def judges_try(
     run: Annotated[str, typer.Argument(help="The run's name.")],
@@ -68,6 +87,22 @@ def judges_secret(
     )
 
 
+def _print_agreement(found: dict[str, Any]) -> None:
+    if found["correlation"] is None and not found["calibration"]:
+        out.print(f"{found['pairs']} sessions or turns have both a score and such a reward; too few to compare.")
+        return
+    for key in ("pairs", "correlation", "kappa", "mean_difference"):
+        shown = "unknown: one side is constant" if found[key] is None else f"{found[key]:.3g}"
+        out.print(f"{key.replace('_', ' '):16} {shown}", markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("judge's score", "count", "mean", "people's mean"):
+        table.add_column(heading)
+    for one in found["calibration"]:
+        means = (f"{one[key]:.3g}" for key in ("judge_mean", "people_mean"))
+        table.add_row(f"{one['low']:.3g} to {one['high']:.3g}", str(one["count"]), *means)
+    out.print(table)
+
+
 def _print_trial(trial: dict[str, Any]) -> int:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("session", "turn", "reward", "score", "spread", "rationale"):
@@ -102,5 +137,7 @@ def _print_table(judges: list[dict[str, Any]]) -> None:
         )
     out.print(table)
     for one in judges:
+        if one["drift"] is not None:
+            errors.print(f"{one['name']}: {one['drift']}", soft_wrap=True, markup=False)
         if one["problem"] is not None:
             errors.print(f"{one['name']}: {one['problem']}", soft_wrap=True, markup=False)

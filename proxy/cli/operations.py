@@ -112,6 +112,11 @@ class Operations:
         body = {"sessions": list(sessions)} if sessions else {}
         return await self.send(path, {}, json.dumps(body).encode(), label="the request")
 
+    async def agreement(self, run: str, judge: str, source: str) -> dict[str, Any]:
+        """Return how far the judge agrees with the rewards of the source."""
+        path = f"/api/v1/runs/{quote(run, safe='')}/judges/{quote(judge, safe='')}/agreement"
+        return await self._get(f"{path}?source={quote(source, safe='')}")
+
     async def try_judge(self, run: str, judge: str, sessions: Sequence[str]) -> dict[str, Any]:
         """Return what the judge says about these sessions."""
         path = f"/api/v1/runs/{quote(run, safe='')}/judges/{quote(judge, safe='')}/try"

@@ -11,9 +11,11 @@ from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound
 from proxy.jobs.kinds import JobRefused
+from proxy.judges.agreement import Agreement, agreement_of
 from proxy.judges.prompts import Prompts, fingerprint
 from proxy.judges.repository import JudgementRepository
 from proxy.judges.views import JudgeView, Rejudging
+from proxy.lifecycle.drift import WINDOW, drift_of
 from proxy.lifecycle.judging import enqueue_judging
 from proxy.lifecycle.signals import Signals
 from proxy.runs.service import RunView
@@ -21,6 +23,8 @@ from proxy.settings import JudgeSettings
 
 # Sessions of one request: other writes wait for its transaction.
 MOST_SESSIONS = 500
+# Scores that an agreement is computed from, the newest ones.
+MOST_COMPARED = 2000
 
 
 class JudgeDirectory:
@@ -37,15 +41,45 @@ class JudgeDirectory:
             repository = JudgementRepository(connection)
             totals = repository.totals(run.id)
             return [
-                self._view(name, judge, repository.newest_error(run.id, name), totals.get(name, {}))
+                self._view(run.id, name, judge, repository, totals.get(name, {}))
                 for name, judge in run.settings.judges.items()
             ]
 
         return await self._database.read(read)
 
-    def _view(self, name: str, judge: JudgeSettings, problem: str | None, totals: dict[str, Any]) -> JudgeView:
+    async def agreement(self, run: RunView, name: str, source: str) -> Agreement:
+        """Return how far the newest scores of the judge, in its present form, agree with the rewards of `source`.
+        Raise NotFound for an unknown judge."""
+        judge, form = self._form(run, name)
+        pairs = await self._database.read(
+            lambda connection: JudgementRepository(connection).pairs(run.id, name, source, form, limit=MOST_COMPARED)
+        )
+        return agreement_of(pairs, low=judge.low, high=judge.high)
+
+    def _form(self, run: RunView, name: str) -> tuple[JudgeSettings, str]:
+        """Return a judge of the run with its fingerprint. Raise NotFound, and InvalidRequest if its prompt cannot be
+        read."""
+        judge = run.settings.judges.get(name)
+        if judge is None:
+            known = ", ".join(run.settings.judges) or "none"
+            raise NotFound(f"the run {run.name!r} has no judge {name!r}; it has: {known}", param="judge")
+        try:
+            return judge, fingerprint(judge, self._prompts.source(judge))
+        except JobRefused as refusal:
+            raise InvalidRequest(str(refusal), param="judge") from refusal
+
+    def _view(
+        self,
+        run_id: str,
+        name: str,
+        judge: JudgeSettings,
+        repository: JudgementRepository,
+        totals: dict[str, Any],
+    ) -> JudgeView:
+        problem, drift = repository.newest_error(run_id, name), None
         try:
             form = fingerprint(judge, self._prompts.source(judge))
+            drift = drift_of(repository.scores(run_id, name, form, limit=2 * WINDOW))
         except JobRefused as refusal:
             form, problem = None, str(refusal)
         return JudgeView(
@@ -56,20 +90,14 @@ class JudgeDirectory:
             votes=judge.votes,
             fingerprint=form,
             problem=problem,
+            drift=drift,
             **totals,
         )
 
     async def rejudge(self, run: RunView, name: str, session_ids: Sequence[str] | None) -> Rejudging:
         """Enqueue the judging of ended sessions that the judge has not scored in its present form: of the given ones,
         or of all, the newest first, up to MOST_SESSIONS. Raise NotFound for an unknown judge."""
-        judge = run.settings.judges.get(name)
-        if judge is None:
-            known = ", ".join(run.settings.judges) or "none"
-            raise NotFound(f"the run {run.name!r} has no judge {name!r}; it has: {known}", param="judge")
-        try:
-            form = fingerprint(judge, self._prompts.source(judge))
-        except JobRefused as refusal:
-            raise InvalidRequest(str(refusal), param="judge") from refusal
+        _, form = self._form(run, name)
         now = self._clock()
 
         def write(connection: Connection) -> Rejudging:

@@ -2,6 +2,7 @@
 
 GET  /api/v1/runs/{run}/judges                    {"judges": [JudgeView…]}
 POST /api/v1/runs/{run}/judges/{judge}/rejudge    {"sessions"?} → 202 Rejudging
+GET  /api/v1/runs/{run}/judges/{judge}/agreement  ?source= → Agreement
 POST /api/v1/runs/{run}/judges/{judge}/try        {"sessions"} → Trial
 GET  /api/v1/runs/{run}/judges/{judge}/secret     {"secret"}
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -65,6 +66,19 @@ async def rejudge(request: Request, run: str, judge: str) -> JSONResponse:
     body = validated(RejudgeBody, await json_body(request))
     result = await service(request, JudgeDirectory).rejudge(found, judge, body.sessions)
     return JSONResponse(msgspec.to_builtins(result), 202)
+
+
+@router.get("/{judge}/agreement")
+async def agreement(
+    request: Request,
+    run: str,
+    judge: str,
+    source: Annotated[str, Query(min_length=1, max_length=128, description="The source of the people's rewards.")],
+) -> JSONResponse:
+    """Show how far the judge's scores agree with people's rewards of the same sessions and turns."""
+    found = await trainers_run(request, run, Right.READ)
+    result = await service(request, JudgeDirectory).agreement(found, judge, source)
+    return JSONResponse(msgspec.to_builtins(result))
 
 
 @router.post("/{judge}/try", openapi_extra=described(TryBody, answers={200: "What the judge says."}))

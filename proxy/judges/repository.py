@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, exists, func, insert, literal, select
+from sqlalchemy.orm import aliased
 
 from proxy.contract.states import JobState, RunState
 from proxy.database.rows import AnyRow
-from proxy.database.tables import GroupRow, JobRow, JudgementRow, RunRow, SessionRow
+from proxy.database.tables import GroupRow, JobRow, JudgementRow, RewardRow, RunRow, SessionRow
 from proxy.judges.groups import Member
 from proxy.lifecycle.judging import GIVEN_UP, JUDGING
 
@@ -55,6 +56,50 @@ class JudgementRepository:
         )
         found = {keys[key] for key in self._connection.execute(statement).scalars()}
         return next((session_id for session_id in reversed(session_ids) if session_id in found), None)
+
+    def pairs(
+        self, run_id: str, judge: str, source: str, fingerprint: str, *, limit: int
+    ) -> list[tuple[float, float]]:
+        """Return the newest scores of the judge in this form, the newest first, each with the newest reward of
+        `source` about the same session or turn."""
+        people = aliased(RewardRow)
+        newest = (
+            select(people.value)
+            .where(
+                people.session_id == JudgementRow.session_id,
+                people.source == source,
+                func.coalesce(people.turn_id, "") == func.coalesce(JudgementRow.turn_id, ""),
+            )
+            .order_by(people.sequence.desc())
+            .limit(1)
+            .correlate(JudgementRow)
+            .scalar_subquery()
+        )
+        scored = (
+            select(JudgementRow.score, newest.label("people"))
+            .where(
+                JudgementRow.run_id == run_id,
+                JudgementRow.judge == judge,
+                JudgementRow.fingerprint == fingerprint,
+                JudgementRow.reward_id.is_not(None),
+            )
+            .order_by(JudgementRow.created_at.desc())
+            .limit(limit)
+            .subquery()
+        )
+        found = self._connection.execute(select(scored.c.score, scored.c.people).where(scored.c.people.is_not(None)))
+        return [(score, value) for score, value in found]
+
+    def scores(self, run_id: str, judge: str, fingerprint: str, *, limit: int) -> list[float]:
+        """Return the newest scores of the judge in this form, in order of arrival."""
+        statement = select(JudgementRow.score).where(
+            JudgementRow.run_id == run_id,
+            JudgementRow.judge == judge,
+            JudgementRow.fingerprint == fingerprint,
+            JudgementRow.reward_id.is_not(None),
+        )
+        newest = statement.order_by(JudgementRow.created_at.desc(), JudgementRow.id.desc()).limit(limit)
+        return [score for score in self._connection.execute(newest).scalars() if score is not None][::-1]
 
     def totals(self, run_id: str) -> dict[str, dict[str, Any]]:
         """Return the figures of `JudgeView` by judge."""

@@ -10,7 +10,8 @@ class JudgeView(msgspec.Struct, frozen=True, kw_only=True):
     function of a judge in Python. `cost` is None if no attempt had a price. `spread` is the mean of the votes'
     spreads. `abstained` attempts said that they cannot tell.
     `fingerprint` is None if the judge's prompt cannot be read.
-    `problem` is why the newest attempt failed; None if it did not."""
+    `problem` is why the newest attempt failed; None if it did not. `drift` is how its newest scores differ from those
+    before; None if they do not."""
 
     name: str
     kind: str
@@ -27,6 +28,7 @@ class JudgeView(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     cost: float | None = None
     problem: str | None = None
+    drift: str | None = None
 
 
 class TrialScore(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.engines.faults import EngineFault, EngineFaults
 from proxy.errors import StoreDamaged, StoreUnavailable
+from proxy.lifecycle.drift import WINDOW, drift_of
 from proxy.overview.repository import OverviewRepository
 from proxy.overview.steps.repository import StepOverviewRepository
 from proxy.overview.views import EngineView, Health, RunHealth
@@ -118,7 +119,8 @@ class HealthCheck:
     def _health_of(self, run: AnyRow, connection: Connection) -> RunHealth:
         repository, steps = OverviewRepository(connection), StepOverviewRepository(connection)
         now = self._clock()
-        lease = RunSettings.model_validate(run.config).lease_seconds
+        settings = RunSettings.model_validate(run.config)
+        lease = settings.lease_seconds
         mark = repository.trainer_marks(run.id)
         # Claims and renewals set the expiry to `lease` seconds after the request, which gives the request's time.
         seen_at = max(mark.created_at, mark.lease_expires_at - lease) if mark is not None else None
@@ -149,6 +151,11 @@ class HealthCheck:
             taken_back_version=None if taken_back is None else taken_back.version,
             taken_back_because=None if taken_back is None else taken_back.text,
             mismatch=steps.mismatch(run.id, run.head_version),
+            drifted_judges={
+                judge: drift
+                for judge in settings.judges
+                if (drift := drift_of(repository.judge_scores(run.id, judge, limit=2 * WINDOW))) is not None
+            },
         )
 
 
@@ -171,6 +178,8 @@ def _run_problems(runs: Sequence[RunHealth]) -> Iterator[str]:
                 f"the run {run.name!r} was rolled back from version {run.taken_back_version} to {run.head_version}:"
                 f" {run.taken_back_because}"
             )
+        for judge, drift in run.drifted_judges.items():
+            yield f"the judge {judge!r} of the run {run.name!r} has drifted: {drift}"
         if run.mismatch is not None:
             yield _mismatch_problem(run, run.mismatch)
 

@@ -28,6 +28,7 @@ from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     ClaimRow,
     EventRow,
+    JudgementRow,
     RewardRow,
     SessionRow,
     TurnRow,
@@ -52,6 +53,14 @@ class OverviewRepository:
         return self._connection.execute(statement).all()
 
     # Runs
+
+    def judge_scores(self, run_id: str, judge: str, *, limit: int) -> list[float]:
+        """Return the newest scores of the judge, in the form that scored last, in order of arrival."""
+        scored = (JudgementRow.run_id == run_id, JudgementRow.judge == judge, JudgementRow.reward_id.is_not(None))
+        order = (JudgementRow.created_at.desc(), JudgementRow.id.desc())
+        newest = select(JudgementRow.fingerprint, JudgementRow.score).where(*scored).order_by(*order).limit(limit)
+        rows = self._connection.execute(newest).all()
+        return [row.score for row in reversed(rows) if row.fingerprint == rows[0].fingerprint]
 
     def pause_reason(self, run_id: str) -> str | None:
         """Return the reason given for the run's last pause, or None."""

@@ -133,7 +133,8 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     `paused_because` is the reason given for a current pause. `rejected_version` is the newest version, if it was
     rejected, and `rejected_because` the reason; `taken_back_version` is one that was rolled back automatically and is
     newer than the head. `mismatch` is the difference between engine and trainer, in nats per
-    token, that the newest step reported as a warning; None without a warning.
+    token, that the newest step reported as a warning; None without a warning. `drifted_judges` maps judges whose
+    newest scores differ from those before to how they do.
     """
 
     id: str
@@ -149,6 +150,7 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     taken_back_because: str | None = None
     rejected_because: str | None = None
     mismatch: float | None = None
+    drifted_judges: dict[str, str] = {}
 
 
 class EngineLeaseView(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from proxy.contract.turn import SamplingParameters, TurnPlace, TurnState, Versio
 from proxy.database.rows import AnyRow
 from proxy.lifecycle.audits import SessionAudit
 from proxy.lifecycle.outcomes import TurnFacts, explanation, standing_of, untrained_turns
-from proxy.overview.sessions.views import SessionItem, Trained, TurnTokens, TurnView
+from proxy.overview.sessions.views import JudgementView, SessionItem, Trained, TurnTokens, TurnView
 from proxy.turns.answers import answer_message
 
 # Returns the text of a token id.
@@ -136,3 +136,19 @@ def untrained(turns: Sequence[TurnView], purpose: str, audit: SessionAudit | Non
         for turn in turns
     ]
     return untrained_turns(facts, Purpose(purpose), audit.reasons if audit is not None else {})
+
+
+def judgement_view(row: AnyRow) -> JudgementView:
+    return JudgementView(
+        judge=row.judge,
+        fingerprint=row.fingerprint,
+        turn_id=row.turn_id,
+        reward_id=row.reward_id,
+        score=row.score,
+        spread=row.spread,
+        votes=tuple(row.votes or ()),
+        invalid_votes=row.invalid_votes,
+        is_cut=row.is_cut,
+        error=row.error,
+        created_at=row.created_at,
+    )

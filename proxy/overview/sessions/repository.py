@@ -11,7 +11,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from proxy.contract.states import SessionState
 from proxy.database.prepared import unindexed
 from proxy.database.rows import AnyRow
-from proxy.database.tables import GroupRow, SessionRow, TurnRow
+from proxy.database.tables import GroupRow, JudgementRow, SessionRow, TurnRow
 from proxy.lifecycle.lifecycle import is_open
 from proxy.lifecycle.turn_requests import turns_as_sent
 from proxy.overview.filters import Cursor, SessionFilter
@@ -20,6 +20,8 @@ _Columns = ReadOnlyColumnCollection[str, Any]
 
 # How many sessions one page of a filtered list searches: some milliseconds of work, however large the store.
 SEARCHED = 4096
+# A judge that fails again and again leaves a row for each attempt.
+_MOST_JUDGEMENTS = 200
 
 
 class SessionOverviewRepository:
@@ -30,6 +32,17 @@ class SessionOverviewRepository:
 
     def _all(self, statement: Select[*tuple[Any, ...]]) -> Sequence[AnyRow]:
         return self._connection.execute(statement).all()
+
+    def judgements_of(self, session_id: str) -> Sequence[AnyRow]:
+        """Return the newest attempts of judges at the session, in order of arrival."""
+        newest = (
+            select(JudgementRow.id)
+            .where(JudgementRow.session_id == session_id)
+            .order_by(JudgementRow.created_at.desc(), JudgementRow.id.desc())
+            .limit(_MOST_JUDGEMENTS)
+        )
+        statement = select(JudgementRow.__table__).where(JudgementRow.id.in_(newest))
+        return self._all(statement.order_by(JudgementRow.created_at, JudgementRow.id))
 
     def sessions(self, run_id: str, wanted: SessionFilter, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
         """Return sessions after the cursor, newest first. A search without an index ends at `searched_to`."""

@@ -18,7 +18,15 @@ from proxy.lifecycle.trainable import teaching_sessions
 from proxy.overview.filters import Cursor, SessionFilter, page_size
 from proxy.overview.rewards.assembly import preference_view, reward_items, used_by
 from proxy.overview.rewards.repository import LedgerRepository
-from proxy.overview.sessions.assembly import TokenTextOf, decoder_of, session_item, trained, turn_view, untrained
+from proxy.overview.sessions.assembly import (
+    TokenTextOf,
+    decoder_of,
+    judgement_view,
+    session_item,
+    trained,
+    turn_view,
+    untrained,
+)
 from proxy.overview.sessions.repository import SessionOverviewRepository
 from proxy.overview.sessions.views import SessionItem, SessionPage, SessionView, Trainability, TurnView
 from proxy.runs.repository import RunRepository
@@ -81,6 +89,7 @@ class SessionOverview:
             rewards=tuple(reward_items(found.rewards, used_by(found.trainings))),
             feedback=found.feedback,
             preferences=tuple(preference_view(preference) for preference in found.preferences),
+            judgements=tuple(judgement_view(row) for row in found.judgements),
             untrained_turns=untrained(turns, item.purpose, found.audit),
         )
 
@@ -105,6 +114,7 @@ class _SessionRows(NamedTuple):
     trainings: Sequence[AnyRow]
     feedback: tuple[FeedbackEntry, ...]
     preferences: Sequence[AnyRow]
+    judgements: Sequence[AnyRow]
 
 
 def _session_rows(connection: Connection, *, session_id: str) -> _SessionRows:
@@ -122,4 +132,5 @@ def _session_rows(connection: Connection, *, session_id: str) -> _SessionRows:
         trainings=ledger.trainings_of([session_id]),
         feedback=texts_of(connection, [session_id]).get(session_id, ()),
         preferences=ledger.preferences_of(session_id),
+        judgements=repository.judgements_of(session_id),
     )

@@ -112,9 +112,26 @@ class Trainability(msgspec.Struct, frozen=True, kw_only=True):
     explanation: str
 
 
+class JudgementView(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt of a judge at the session or at one of its turns. Without `reward_id` and `error`, the judge said
+    that it cannot tell. The rationale is the reward's comment."""
+
+    judge: str
+    fingerprint: str
+    turn_id: str | None
+    reward_id: str | None
+    score: float | None
+    spread: float | None
+    votes: tuple[float, ...]
+    invalid_votes: int
+    is_cut: bool
+    error: str | None
+    created_at: float
+
+
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole session, with turns, rewards and texts (`feedback`) in order of arrival. `untrained_turns` maps the ids
-    of turns that are not trained to the reasons."""
+    """A whole session, with turns, rewards, texts (`feedback`) and judgements in order of arrival.
+    `untrained_turns` maps the ids of turns that are not trained to the reasons."""
 
     session: SessionItem
     run: str
@@ -126,6 +143,7 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     feedback: tuple[FeedbackEntry, ...]
     preferences: tuple[PreferenceView, ...]
     untrained_turns: dict[str, str] = {}
+    judgements: tuple[JudgementView, ...] = ()
 
 
 class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
