@@ -37,6 +37,7 @@ SCRIPT = f'[[rule]]\ntext = "{conversations.ANSWER}"\n'
 BASE_RL, DIRECT = "base_rl", "direct"
 BASE_RL_FSYNC, ENGINE_FSYNC = "base_rl_fsync", "direct_fsync"
 BASE_RL_MANY, ENGINE_MANY = "base_rl_many", "direct_many"
+BASE_RL_BEFORE, ENGINE_BEFORE = "base_rl_before", "direct_before"
 LITELLM_NAME, RLLM_NAME, STUB = "litellm", "rllm_gateway", "stub"
 
 
@@ -78,10 +79,11 @@ def _thread_seconds(tasks: Path) -> Iterator[float]:
 @dataclass(kw_only=True)
 class Bench:
     """Starts systems, and ends all of them at the end of the block. `runs` is the number of runs in the store of
-    `BASE_RL_MANY`."""
+    `BASE_RL_MANY`; `before` is the directory with the code of `BASE_RL_BEFORE`."""
 
     folder: Path
     runs: int = 200
+    before: Path | None = None
     systems: dict[str, System] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
 
@@ -107,6 +109,8 @@ class Bench:
                 BASE_RL_FSYNC: lambda: self._base_rl(BASE_RL_FSYNC, "full"),
                 ENGINE_MANY: lambda: self._direct(ENGINE_MANY),
                 BASE_RL_MANY: lambda: self._base_rl(BASE_RL_MANY, "normal"),
+                ENGINE_BEFORE: lambda: self._direct(ENGINE_BEFORE),
+                BASE_RL_BEFORE: lambda: self._base_rl(BASE_RL_BEFORE, "normal"),
                 STUB: self._stub,
                 LITELLM_NAME: self._litellm,
                 RLLM_NAME: self._rllm_gateway,
@@ -148,14 +152,21 @@ class Bench:
     def _base_rl(self, name: str, synchronous: str) -> System:
         """Start the proxy as `base-rl up` does, with a scripted engine of its own, because it labels the weights of
         its engine."""
-        behind = self.start({BASE_RL: DIRECT, BASE_RL_FSYNC: ENGINE_FSYNC, BASE_RL_MANY: ENGINE_MANY}[name])
+        behind = self.start(
+            {
+                BASE_RL: DIRECT,
+                BASE_RL_FSYNC: ENGINE_FSYNC,
+                BASE_RL_MANY: ENGINE_MANY,
+                BASE_RL_BEFORE: ENGINE_BEFORE,
+            }[name]
+        )
         if name == BASE_RL_MANY:
             # One of them is the measured run, which the proxy adds.
             store.fill(self.folder / name / "base-rl.sqlite3", self.runs - 1, str(MODEL))
         port = free_port()
         environment = {
             "BASE_RL_SERVER__PORT": str(port),
-            "BASE_RL_SERVER__DATA_DIR": str(self.folder / name),
+            "BASE_RL_SERVER__DATA_DIR": str((self.folder / name).resolve()),
             "BASE_RL_ENGINE__KIND": "scripted",
             "BASE_RL_ENGINE__URL": f"http://127.0.0.1:{behind.port}",
             "BASE_RL_DATABASE__SYNCHRONOUS": synchronous,
@@ -163,7 +174,8 @@ class Bench:
             "BASE_RL_RUN__MODEL": str(MODEL),
             "BASE_RL_BOOTSTRAP__RUN_KEY": RUN_KEY,
         }
-        process = self._run(name, (sys.executable, "-m", "proxy"), environment)
+        tree = self.before if name == BASE_RL_BEFORE else None
+        process = self._run(name, (sys.executable, "-m", "proxy"), environment, tree=tree)
         _wait_for(f"http://127.0.0.1:{port}/readyz", process)
         headers = f"authorization: Bearer {RUN_KEY}\r\n"
         return System(
@@ -228,13 +240,23 @@ class Bench:
             behind=behind,
         )
 
-    def _run(self, name: str, argv: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _run(
+        self, name: str, argv: tuple[str, ...], environment: Mapping[str, str], *, tree: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a process. Modules are found in the directory `tree` first, by default in the current one; `tree`
+        may have packages of its own in `packages`."""
         log = (self.folder / f"{name}.log").open("wb")
         self._stack.callback(log.close)
         variables = {key: value for key, value in os.environ.items() if not key.startswith("BASE_RL_")}
         process = subprocess.Popen(
             argv,
-            env={**variables, "OMP_NUM_THREADS": "1", **environment},
+            cwd=tree,
+            env={
+                **variables,
+                "OMP_NUM_THREADS": "1",
+                **({} if tree is None else {"PYTHONPATH": str(tree / "packages")}),
+                **environment,
+            },
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
