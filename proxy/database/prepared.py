@@ -188,18 +188,18 @@ def _converter(type_: TypeEngine[Any], dialect: Dialect) -> _Convert | None:
 
 
 def _run(connection: Connection, sql: str, parameters: Any) -> Sequence[tuple[Any, ...]]:
-    # Without `_cursor`: every statement of a commit runs here, and a context manager costs as much as SQLite's work.
-    cursor: Any = connection.connection.cursor()
+    # On the driver's own connection, not SQLAlchemy's wrapper: every statement of a commit runs here, and the wrapper
+    # costs as much as SQLite's work. sqlite3 and psycopg both execute without a cursor made before, which ends with
+    # the last reference to it.
+    driver: Any = connection.connection.driver_connection
     try:
         if _is_psycopg(connection):
-            cursor.execute(sql, parameters, binary=True)  # binary results: blobs take half the bytes
+            cursor = driver.execute(sql, parameters, binary=True)  # binary results: blobs take half the bytes
         else:
-            cursor.execute(sql, parameters)
+            cursor = driver.execute(sql, parameters)
         return cursor.fetchall() if cursor.description is not None else ()
     except connection.dialect.loaded_dbapi.Error as error:
         raise _own_error(connection, sql, error) from error
-    finally:
-        cursor.close()
 
 
 def _is_psycopg(connection: Connection) -> bool:

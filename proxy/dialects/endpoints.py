@@ -56,19 +56,21 @@ def calls_of(request: Request) -> CallService:
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
-    calls, who = calls_of(request), await caller(request)
-    model = await calls.model_of(who.principal, await request.body())
-    parse = partial(parse_chat_completion, known=model.runtime.template_arguments, bounds=calls.bounds)
-    call = await calls.read(await request.body(), parse, model.runtime)
+    calls, who, body = calls_of(request), await caller(request), await request.body()
+    model = await calls.model_of(who.principal, body)
+    parse = partial(
+        parse_chat_completion, known=model.runtime.template_arguments, memory=calls.options, bounds=calls.bounds
+    )
+    call = await calls.read(body, parse, model.runtime)
     return await answer(request, call, who, model, _CHAT)
 
 
 async def completions(request: Request) -> Response:
     """Continue texts or token ids, streamed or whole."""
-    calls, who = calls_of(request), await caller(request)
-    model = await calls.model_of(who.principal, await request.body())
+    calls, who, body = calls_of(request), await caller(request), await request.body()
+    model = await calls.model_of(who.principal, body)
     parse = partial(parse_completion, text_of=model.runtime.decoder.text, bounds=calls.bounds)
-    call = await calls.read(await request.body(), parse, model.runtime, prompt_ids=True)
+    call = await calls.read(body, parse, model.runtime, prompt_ids=True)
     return await answer(request, call, who, model, _COMPLETIONS)
 
 
@@ -126,7 +128,6 @@ for _prefix in PREFIXES:
 async def caller(request: Request) -> Caller:
     """Return who sends the request, and what its headers and path say of its session. Raise AuthenticationFailed."""
     headers = dict(reversed(request.scope["headers"]))  # reversed: the first of several headers with one name counts
-    body = await request.body()
     retries = headers.get(b"x-stainless-retry-count", b"")
     retry_count = int(retries) if retries.isdigit() and len(retries) <= _RETRY_DIGITS else None
     given = headers.get(b"idempotency-key")
@@ -135,11 +136,11 @@ async def caller(request: Request) -> Caller:
     is_repeatable = retry_count is not None or idempotency_key is not None
     return Caller(
         principal=await principal(request),
-        path_session=request.path_params.get("session_id"),
+        path_session=request.scope["path_params"].get("session_id"),
         session_headers=session_headers(request.scope["headers"]),
         idempotency_key=idempotency_key,
         retry_count=retry_count,
-        body_digest=await calls_of(request).digest(body) if is_repeatable else b"",
+        body_digest=await calls_of(request).digest(await request.body()) if is_repeatable else b"",
     )
 
 

@@ -56,6 +56,19 @@ def decode_listing(raw: bytes, name: str) -> dict[str, Any]:
     return value
 
 
+def split_listing(raw: bytes, name: str) -> tuple[bytes, list[msgspec.Raw]] | None:
+    """Return the JSON object in a request's body without its list `name`, and the list's elements undecoded.
+
+    Return None for a body without such a list, or with an empty one.
+    """
+    try:
+        parts = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        elements = msgspec.json.decode(parts.pop(name), type=list[msgspec.Raw])
+    except (KeyError, ValueError, RecursionError):
+        return None
+    return (msgspec.json.encode(parts), elements) if elements else None
+
+
 def decode_element(raw: msgspec.Raw, where: str) -> Any:
     """Decode a list element that `decode_listing` left undecoded; `where` is its place in the body.
 

@@ -7,7 +7,7 @@ difference is the new text.
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Protocol
@@ -64,14 +64,20 @@ class TokenDecoder:
 class _ByteLevelDetokenizer:
     def __init__(self, shown: dict[int, bytes]) -> None:
         self._shown = shown
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._rest = b""
+        """The bytes of a character that is not complete yet."""
 
     def feed(self, ids: Sequence[int]) -> str:
         shown = self._shown
-        return self._decoder.decode(b"".join([shown[token] for token in ids if token in shown]))
+        found = self._rest + b"".join([shown[token] for token in ids if token in shown])
+        # Not by an incremental decoder of `codecs`: making one takes longer than decoding a short answer.
+        text, read = utf_8_decode(found, "replace", False)
+        self._rest = found[read:]
+        return text
 
     def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        rest, self._rest = self._rest, b""
+        return rest.decode(errors="replace")
 
 
 class _WindowDetokenizer:

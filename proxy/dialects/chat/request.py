@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from functools import partial
+from hashlib import sha256
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import Field, WithJsonSchema
 
 from proxy.calls.bounds import DEFAULT_BOUNDS, check_lists
 from proxy.calls.call import ModelCall, ToolChoice
 from proxy.calls.conversation import WireMessages
+from proxy.calls.remembered import Remembered
 from proxy.dialects.answer_format import read_answer_format
 from proxy.dialects.chat import schemas
 from proxy.dialects.chat.messages import read_message
@@ -22,12 +25,15 @@ from proxy.dialects.chat.tools import (
     read_tools,
     uses_deprecated_form,
 )
-from proxy.dialects.fields import decode_listing, unknown_fields
+from proxy.dialects.fields import decode_listing, split_listing, unknown_fields
 from proxy.dialects.openai_fields import SamplingFields, StreamOptions
 from proxy.dialects.template_arguments import read_template_arguments
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
 from proxy.settings import RequestSettings
+
+# Bytes of a remembered call beside its texts.
+_CALL_BYTES = 2048
 
 
 class ChatCompletionBody(SamplingFields):
@@ -64,13 +70,33 @@ class ChatCompletionBody(SamplingFields):
 
 
 def parse_chat_completion(
-    raw: bytes, known: Set[str] = frozenset(), *, bounds: RequestSettings = DEFAULT_BOUNDS
+    raw: bytes,
+    known: Set[str] = frozenset(),
+    *,
+    memory: Remembered[ModelCall] | None = None,
+    bounds: RequestSettings = DEFAULT_BOUNDS,
 ) -> ModelCall:
-    """Parse a body. `known` are the names of the arguments that the model's template reads.
+    """Parse a body. `known` are the names of the arguments that the model's template reads. `memory` saves reading
+    the other fields again when only the messages differ from an earlier body, as in most calls of an agent.
 
     Raise InvalidRequest for an invalid field and UnsupportedParameter for a field that cannot be honoured; both name
     the field.
     """
+    split = split_listing(raw, "messages") if memory is not None else None
+    if memory is None or split is None:
+        return _parsed(raw, known, bounds)
+    options, messages = split
+    key = sha256("\n".join(sorted(known)).encode() + b"\0" + options).digest()
+    call = memory.get(key)
+    if call is None:
+        call = _parsed(raw, known, bounds)
+        memory.put(key, msgspec.structs.replace(call, messages=()), size=_CALL_BYTES + len(options))
+        return call
+    check_lists({"messages": messages}, bounds)
+    return msgspec.structs.replace(call, messages=_unread(messages, bounds))
+
+
+def _parsed(raw: bytes, known: Set[str], bounds: RequestSettings) -> ModelCall:
     value = decode_listing(raw, "messages")
     check_lists(value, bounds)
     body = validated(ChatCompletionBody, value)
@@ -82,8 +108,7 @@ def parse_chat_completion(
     arguments, unknown = read_template_arguments(body.reasoning_effort, body.chat_template_kwargs, known)
     return ModelCall(
         model=body.model,
-        # Read on access: the messages that continue a known conversation need no reading.
-        messages=WireMessages(body.messages, partial(read_message, most_parts=bounds.max_parts)),
+        messages=_unread(body.messages, bounds),
         tools=functions or None,
         tool_choice=choice,
         # The deprecated form of an answer has room for one call.
@@ -99,6 +124,11 @@ def parse_chat_completion(
         body={key: item for key, item in value.items() if key != "messages"},  # messages are recorded as turns
         warnings=(*warnings, *unknown, *_without_effect(body), *unknown_fields(value, ChatCompletionBody)),
     )
+
+
+def _unread(messages: Sequence[msgspec.Raw], bounds: RequestSettings) -> WireMessages:
+    # Read on access: the messages that continue a known conversation need no reading.
+    return WireMessages(messages, partial(read_message, most_parts=bounds.max_parts))
 
 
 def _tools(body: ChatCompletionBody) -> tuple[ToolChoice, list[Function], list[str]]:

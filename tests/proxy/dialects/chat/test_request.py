@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.calls.call import AnswerFormat, ToolChoice, ToolUse
+from proxy.calls.call import AnswerFormat, ModelCall, ToolChoice, ToolUse
+from proxy.calls.remembered import Remembered
 from proxy.dialects.chat.request import parse_chat_completion
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.settings import RequestSettings
 
 USER = {"role": "user", "content": "x"}
 
@@ -233,6 +236,42 @@ def test_any_json_is_parsed_or_refused(fields: dict[str, Any], messages: list[An
     except InvalidRequest:
         return
     assert call.messages
+
+
+def read(raw: bytes, **how: Any) -> Any:
+    """Return a parsed body with its messages, or what it is refused with."""
+    try:
+        call = parse_chat_completion(raw, **how)
+        return msgspec.structs.replace(call, messages=list(call.messages))
+    except InvalidRequest as error:
+        return str(error), error.param
+
+
+@given(st.dictionaries(FIELDS, JSON, max_size=4), MESSAGES, MESSAGES)
+def test_remembered_fields_change_nothing(fields: dict[str, Any], first: list[Any], second: list[Any]) -> None:
+    memory: Remembered[ModelCall] = Remembered()
+    for messages in (first, second, first):
+        raw = json.dumps({"model": "m", "messages": messages, **fields}).encode()
+        assert read(raw, memory=memory) == read(raw)
+
+
+def test_fields_are_remembered_for_equal_fields_only() -> None:
+    memory: Remembered[ModelCall] = Remembered()
+    warm = {"model": "m", "temperature": 0.5, "chat_template_kwargs": {"brief": True}}
+    bodies = [warm, {**warm, "temperature": 1}, dict(reversed(warm.items()))]
+    for body in bodies * 2:
+        raw = json.dumps({"messages": [USER], **body}).encode()
+        for known in (frozenset[str](), frozenset({"brief"})):
+            assert read(raw, known=known, memory=memory) == read(raw, known=known)
+            assert list(read(raw, known=known, memory=memory).body) == list(body)
+
+
+def test_messages_are_bounded_also_where_the_fields_are_remembered() -> None:
+    memory: Remembered[ModelCall] = Remembered()
+    bodies = [json.dumps({"model": "m", "messages": [USER] * count}).encode() for count in (1, 3, 0)]
+    bounds = RequestSettings(max_messages=2)
+    assert [read(raw, memory=memory, bounds=bounds) for raw in bodies] == [read(raw, bounds=bounds) for raw in bodies]
+    assert "max_messages" in read(bodies[1], memory=memory, bounds=bounds)[0]
 
 
 @given(st.binary(max_size=40))
