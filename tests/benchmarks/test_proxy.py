@@ -15,13 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.proxy import profile, report
+from benchmarks.proxy import against, profile, report
 from benchmarks.proxy.conversations import ANSWER, bodies, chats, generations
 from benchmarks.proxy.load import Connection, Failed, closed, paced
 from benchmarks.proxy.measures import quantile
 from benchmarks.proxy.store import VERSIONS, fill
 from benchmarks.proxy.stub import Stub
-from benchmarks.proxy.systems import BASE_RL, BASE_RL_FSYNC, BASE_RL_MANY, LITELLM_NAME, RLLM_NAME
+from benchmarks.proxy.systems import (
+    BASE_RL,
+    BASE_RL_BEFORE,
+    BASE_RL_FSYNC,
+    BASE_RL_MANY,
+    LITELLM_NAME,
+    RLLM_NAME,
+)
 from tests.docs.markdown import rows
 
 PATH = "/v1/chat/completions"
@@ -213,3 +220,25 @@ def test_a_profile_lists_own_and_total_share(tmp_path: Path) -> None:
     assert told.splitlines()[0].startswith("4 samples")
     assert " 75.0%   75.0%  work (b.py" in told
     assert "100.0%   25.0%  main (a.py" in told
+
+
+def test_a_proxy_is_compared_within_each_round() -> None:
+    rounds: list[against.Round] = [
+        {
+            "short": {
+                BASE_RL: {"cpu_ms_per_call": before * ratio, "calls_per_s": 1},
+                BASE_RL_BEFORE: {"cpu_ms_per_call": before, "calls_per_s": 1},
+            }
+        }
+        for before, ratio in ((1, 0.7), (10, 0.8), (2, 0.9))
+    ]
+    assert against.ratios(rounds) == {"short": 0.8}
+    assert against.quartiles(rounds) == {"short": [0.7, 0.9]}
+    assert against.medians(rounds) == {"short": {BASE_RL: 1.8, BASE_RL_BEFORE: 2}}
+    assert [target.reached for target in against.judged(against.ratios(rounds))] == [True]
+
+
+@pytest.mark.skipif(not (against.ROOT / ".git").exists(), reason="needs the repository's history")
+def test_the_tree_of_a_revision_is_a_proxy(tmp_path: Path) -> None:
+    against.extract("HEAD", tmp_path, [])
+    assert (tmp_path / "proxy" / "__main__.py").is_file()

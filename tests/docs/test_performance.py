@@ -15,7 +15,7 @@ from benchmarks.learning import report as learning_report
 from benchmarks.learning.tasks import TASKS
 from benchmarks.mismatch import report as mismatch_report
 from benchmarks.pool import adapters, fair
-from benchmarks.proxy import report
+from benchmarks.proxy import against, report
 from benchmarks.runs import report as runs_report
 from benchmarks.store import report as store_report
 from benchmarks.targets import target_rows
@@ -79,6 +79,16 @@ def test_the_proxy() -> None:
     assert f"rllm-model-gateway {measured['versions']['rllm_gateway']}" in facts
     assert f"Medians of {measured['rounds']} rounds" in facts
     assert f"two cores of an {measured['machine']['processor']}" in facts
+
+
+def test_the_proxy_against_an_earlier_one() -> None:
+    measured = result("proxy-against.json")
+    text = sections(PAGE)["The proxy against an earlier one"]
+    assert rows(text) == against.page_rows(measured)
+    facts = " ".join(text.split())
+    assert f"python -m benchmarks.proxy.against {measured['revision']}" in facts
+    assert f"Medians of {measured['rounds']} rounds" in facts
+    assert f"two cores of an {measured['machine']['processor'].removesuffix(' Processor')}" in facts
 
 
 def test_the_machine() -> None:
