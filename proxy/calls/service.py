@@ -58,8 +58,6 @@ from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import TrajectoryStore
 
 _TEXT_CALLS = "tool calls stay text: the model's chat template writes none that is known (run.tool_parser)"
-# Thousands of different sets of options, or hundreds with large tools.
-_OPTIONS_BYTES = 1 << 24
 _UNUSED_SEED = "seed has no effect: the engine draws by seeds only with --enable-deterministic-inference"
 
 
@@ -108,8 +106,6 @@ class CallService:
             load_template=load_template,
         )
         self.remembered: Remembered[Any] = Remembered()
-        self.options: Remembered[ModelCall] = Remembered(_OPTIONS_BYTES)
-        """Calls without their messages, by the other fields of their bodies."""
         self.running: set[Generation] = set()
         """Calls that still generate, or commit."""
         self._swaps = swaps
@@ -221,7 +217,6 @@ class CallService:
     def forget_texts(self, _session_ids: Collection[str]) -> None:
         """Forget the remembered texts of all sessions: an entry does not record which session it came from."""
         self.remembered.clear()
-        self.options.clear()
         self.runtimes.forget_texts()
 
     async def aclose(self) -> None:

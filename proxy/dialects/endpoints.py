@@ -59,7 +59,7 @@ async def chat_completions(request: Request) -> Response:
     calls, who, body = calls_of(request), await caller(request), await request.body()
     model = await calls.model_of(who.principal, body)
     parse = partial(
-        parse_chat_completion, known=model.runtime.template_arguments, memory=calls.options, bounds=calls.bounds
+        parse_chat_completion, known=model.runtime.template_arguments, memory=calls.remembered, bounds=calls.bounds
     )
     call = await calls.read(body, parse, model.runtime)
     return await answer(request, call, who, model, _CHAT)

@@ -86,7 +86,7 @@ def parse_chat_completion(
     if memory is None or split is None:
         return _parsed(raw, known, bounds)
     options, messages = split
-    key = sha256("\n".join(sorted(known)).encode() + b"\0" + options).digest()
+    key = sha256(b"chat\n" + "\n".join(sorted(known)).encode() + b"\0" + options).digest()
     call = memory.get(key)
     if call is None:
         call = _parsed(raw, known, bounds)
