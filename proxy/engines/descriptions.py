@@ -30,6 +30,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     adapters_from_disk: bool = False
     whole_prompts: bool = False
     enable_lora: bool | None = None
+    dtype: str | None = None
+    quantization: str | None = None
     context_length: int | None = None
     max_loaded_loras: int | None = None
     max_running_requests: int | None = None
@@ -41,6 +43,18 @@ class ServerInfo(msgspec.Struct, frozen=True):
         effective = [state.effective_max_running_requests_per_dp for state in self.internal_states]
         bounds = [each for each in effective if each is not None]
         return sum(bounds) if bounds else self.max_running_requests
+
+
+class RankChecksums(msgspec.Struct, frozen=True):
+    """The checksums of the tensors that one process of an engine holds, by the engine's own names."""
+
+    checksums: dict[str, str]
+
+
+class Checksums(msgspec.Struct, frozen=True):
+    """The answer of `/weights_checker`."""
+
+    ranks: list[RankChecksums] = []
 
 
 class ServedModel(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@ base-rl can use answers SGLang's HTTP API."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -82,7 +82,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     model by name. `adapter_names` are the adapters in memory; the engine may have put others aside, which it loads
     again when a request names them. `max_running` is the number of requests that it runs at once, `context_length`
     that of tokens in a prompt with its answer, `max_adapters` that of adapters in its memory; None: it does not
-    report it."""
+    report it. `is_float32`: it says that it computes with the numbers of float32 files as they are."""
 
     model_path: str
     weight_label: str
@@ -92,6 +92,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int | None = None
     context_length: int | None = None
     max_adapters: int | None = None
+    is_float32: bool = False
 
 
 class Engine(Protocol):
@@ -152,6 +153,11 @@ class Engine(Protocol):
         No cached prefix is used. Raises AdapterNotLoaded if the engine does not hold the adapter, InvalidRequest if
         it refuses the tokens.
         """
+        ...
+
+    async def checksums(self) -> Mapping[str, str]:
+        """Return the engine's checksums of the tensors that it holds, by its own names; none if it computes none, or
+        if several processes hold parts of the tensors."""
         ...
 
     async def info(self) -> EngineInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from proxy.engines.connections import Connections
-from proxy.engines.descriptions import ModelInfo, ServedModels, ServerInfo
+from proxy.engines.descriptions import Checksums, ModelInfo, ServedModels, ServerInfo
 from proxy.engines.generations import GenerationClient, PrefixKeys
 from proxy.engines.protocol import EngineChunk, EngineInfo, GenerateRequest, PauseMode
 from proxy.engines.replies import failure_of, message_of, refusal_of
@@ -79,6 +79,7 @@ class SglangEngine:
         self._max_adapters: int | None = None
         self._max_running: int | None = None
         self._context_length: int | None = None
+        self._is_float32 = False
         self._pause_mode: PauseMode | None = None
 
     @property
@@ -168,6 +169,18 @@ class SglangEngine:
             raise refusal_of(reply.status, message_of(content))
         return read_scores(content, ids)
 
+    async def checksums(self) -> Mapping[str, str]:
+        body = msgspec.json.encode({"action": "checksum"})
+        with await self._control_calls.request("POST", "/weights_checker", body) as reply:
+            content = await reply.read()
+        if reply.status != HTTPStatus.OK:  # engines other than SGLang and base-rl's own have no such endpoint
+            return {}
+        try:
+            ranks = msgspec.json.decode(content, type=Checksums).ranks
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidEngineReply(f"its checksums cannot be read: {error}") from error
+        return ranks[0].checksums if len(ranks) == 1 else {}
+
     async def _adapter_paths(self) -> dict[str, str]:
         """Return the adapters in the engine's memory: their paths by name."""
         models = await self._read("/v1/models", ServedModels)
@@ -185,6 +198,7 @@ class SglangEngine:
             max_running=self._max_running,
             context_length=self._context_length,
             max_adapters=self._max_adapters if self._names_adapters else None,
+            is_float32=self._is_float32,
         )
 
     async def draws_by_seed(self) -> bool:
@@ -206,6 +220,7 @@ class SglangEngine:
         self._takes_adapters = server.adapters_from_disk
         self._names_adapters = bool(server.enable_lora)
         self._generations.shares_prefixes = not server.whole_prompts
+        self._is_float32 = server.dtype == "float32" and server.quantization is None
         self._max_running = server.max_running
         self._context_length = server.context_length
         self._max_adapters = server.max_loaded_loras

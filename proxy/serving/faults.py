@@ -100,6 +100,11 @@ class VersionFaults:
         if is_version_at_fault and version > 0 and count >= ATTEMPTS_TO_REJECT:
             await self._reject(version, f"it could not be loaded, {count} times in a row: {reason}")
 
+    async def proof_failed(self, version: int, reason: str) -> None:
+        """Reject a version with which an engine computes other figures than the trainer."""
+        self._swap_failed()
+        await self._reject(version, reason)
+
     def load_succeeded(self) -> None:
         """Forget failed attempts."""
         self._failures = None

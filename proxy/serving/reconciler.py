@@ -4,8 +4,9 @@ One loop waits for `signals.versions` (a commit) or for the health interval, whi
 engine what it holds, and swaps if that is not the head. A restarted engine, a commit by another process and a failed
 swap are thus all the same case: the engine does not hold what it should.
 
-The engine is given no version that `checks` has not passed. A version whose files are damaged, or that engines refuse
-or die of, is rejected: the head is then the newest good version, and the next round loads that one.
+The engine is given no version that `checks` has not passed, and serves none under its number before `proof` has. A
+version whose files are damaged, that engines refuse or die of, or that the proof finds wrong, is rejected: the head
+is then the newest good version, which is loaded at once after a failed proof, and else in the next round.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from __future__ import annotations
 from proxy.contract.policy import WeightsFormat
 from proxy.engines.protocol import EngineInfo
 from proxy.errors import EngineFailed, EngineUnavailable
+from proxy.log import logger
 from proxy.serving.controller import ControllerSetup, RunController
 from proxy.serving.health import ENGINE_ERRORS
 from proxy.serving.loading import WeightLoader
+from proxy.serving.proof import Failure, WholeWeightsProof
 from proxy.serving.records import Target
+
+_LOG = logger(__name__)
 
 
 class SwapController(RunController):
@@ -27,6 +32,11 @@ class SwapController(RunController):
         self._loader = WeightLoader(self._engine, self._run_id, self._faults, retry_seconds=self._interval)
         self._swap_seconds: float | None = None
         """Duration of the last swap; None if the engine already had the weights."""
+        self._proof = WholeWeightsProof(self._engine)
+        self._proven: int | None = None
+        """The version that the engine holds and that was compared with the trainer's figures."""
+        self._wrong_version: int | None = None
+        """The version that the event log has as wrong in this engine already."""
 
     @property
     def formats(self) -> tuple[WeightsFormat, ...] | None:
@@ -50,6 +60,9 @@ class SwapController(RunController):
         is_due = loaded != target.version and self._faults.is_due(target.version) and not self._must_wait()
         if is_due and await self._may_load(target):
             loaded = await self._swap_alone(target)
+        if loaded is not None and loaded == target.version and loaded != self._proven:
+            loaded, target = await self._prove(target, info)
+        self._health.version = loaded
         if loaded is None:
             await self._health.report_lost("the engine holds no version of this run")
             return
@@ -87,7 +100,7 @@ class SwapController(RunController):
 
     async def _swap(self, target: Target, info: EngineInfo) -> int | None:
         """Load the target and return the version that the engine holds afterwards, whether that worked or not."""
-        self._swap_seconds = None
+        self._swap_seconds = self._proven = None
         try:
             self._swap_seconds = await self._loader.load(target, info)
         except ENGINE_ERRORS as error:
@@ -103,7 +116,45 @@ class SwapController(RunController):
         if self._loader.may_be_paused:
             self._health.version = None  # loaded, but nothing is generated until a later round can resume
             return None
-        self._health.version = target.version
         if self._swap_seconds is not None:
             self._observer.swap_finished(self._swap_seconds)
         return target.version
+
+    async def _prove(self, target: Target, info: EngineInfo) -> tuple[int | None, Target]:
+        """Compare what the engine computes with the trainer's figures, after a load by this proxy or another one.
+
+        Return the version that the engine serves, and the target: they are those before if the proof rejects this
+        version.
+        """
+        try:
+            failure = await self._proof.failure(target, info)
+        except ENGINE_ERRORS as error:  # it may have died of its first request
+            _LOG.warning("version not proven", version=target.version, error=str(error))
+            return None, target
+        self._proven = target.version
+        if failure is None:
+            self.alert = None
+            return target.version, target
+        await self._report_wrong(target, failure)
+        if not failure.is_version_at_fault or target.version == 0:
+            return target.version, target
+        await self._faults.proof_failed(target.version, failure.reason)
+        good = await self._read_target()
+        if good.version == target.version or not await self._may_load(good):
+            return None, good
+        # At once, and while calls go on: they would fail if the engine were taken out of service for the load.
+        async with self._lease.held() as is_ours:
+            again = await self._ask() if is_ours else None
+            return None if again is None else await self._swap(good, again), good
+
+    async def _report_wrong(self, target: Target, failure: Failure) -> None:
+        if not failure.is_version_at_fault:  # else the rejection is the alert
+            self.alert = f"{failure.reason}. Check its precision and its quantisation"
+        if self._wrong_version == target.version:
+            return
+        self._wrong_version = target.version
+        reason = failure.reason
+        _LOG.error("engine has wrong weights", engine=self._engine.name, version=target.version, reason=reason)
+        self._observer.weights_wrong()
+        data: dict[str, object] = {"engine": self._engine.name, "version": target.version, "reason": reason}
+        await self._records.append_event("engine.wrong_weights", data)

@@ -14,9 +14,9 @@ from tests.engines.conftest import Models, Reference, Server
 from tests.engines.generating import PROMPT, Answer, ask, collect
 from tests.engines.tiny_model import CONTEXT
 
-CALLERS = 6
-SWAPS = 4
-ANSWERS_PER_SWAP = 4
+CALLERS = 8
+SWAPS = {"embedded": 4, "sglang": 8}
+ANSWERS_PER_SWAP = 6
 SHARED = (PROMPT * CONTEXT)[: CONTEXT - 48]
 TOLERANCE = 1e-3
 
@@ -29,7 +29,7 @@ def question(caller: int, number: int) -> GenerateRequest:
 
 
 async def answers_during_swaps(
-    engine: SglangEngine, models: Models, mode: PauseMode
+    engine: SglangEngine, models: Models, mode: PauseMode, swaps: int
 ) -> list[tuple[GenerateRequest, Answer]]:
     """Return the answers of callers that ask without a break, while models b and a are loaded in turn."""
     answers: list[tuple[GenerateRequest, Answer]] = []
@@ -48,7 +48,7 @@ async def answers_during_swaps(
     async with asyncio.TaskGroup() as callers:
         for caller in range(CALLERS):
             callers.create_task(call(caller))
-        for swap in range(SWAPS):
+        for swap in range(swaps):
             due = len(answers) + ANSWERS_PER_SWAP
             async with answered:
                 while len(answers) < due:
@@ -81,7 +81,7 @@ async def test_first_tokens_are_those_of_the_version_that_their_turns_name(
     reference_b: Reference,
     mode: PauseMode,
 ) -> None:
-    answers = await answers_during_swaps(engine, models, mode)
+    answers = await answers_during_swaps(engine, models, mode, SWAPS[server.kind])
     differences = first_differences(answers, {"a": reference, "b": reference_b})
     assert {label[0] for label, _ in differences} == {"a", "b"}
     assert [each for each in differences if each[1] > TOLERANCE] == []

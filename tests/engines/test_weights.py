@@ -20,6 +20,7 @@ from proxy.engines.protocol import EngineFinish, LabelSpan, PauseMode
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import EngineFailed
 from proxy.versions.inspector import WeightsInspector
+from proxy.versions.tensor_digests import TensorDigests
 from tests.engines.conftest import Models, Reference, Server, sglang_venv
 from tests.engines.generating import PROMPT, Answer, ask, collect, gather, open_stream
 from trainer.config import DeltaWeights
@@ -117,6 +118,19 @@ async def test_versions_in_bfloat16_are_served_from_shards_and_from_differences(
         expected = Reference(Path(path)).of_output(PROMPT, answer.ids)
         assert answer.logprobs == pytest.approx(expected, abs=server.exactness)
     await inspector.aclose()
+
+
+async def test_checksums_are_those_of_the_files(engine: SglangEngine, models: Models) -> None:
+    await engine.pause(PauseMode.IN_PLACE)
+    await engine.load_weights(str(models.b), "b")
+    await engine.resume()
+    sums = await engine.checksums()
+    digests, others = TensorDigests(models.b), TensorDigests(models.a)
+    equal = {name for name, each in sums.items() if digests.digest(name) == each}
+    # SGLang pads the vocabulary, and its checksums there are its own.
+    assert {name for name in sums if "embed_tokens" not in name and "lm_head" not in name} <= equal
+    assert any("q_proj" in name or "qkv_proj" in name for name in equal)
+    assert not {name for name in equal if "_proj" in name and others.digest(name) == sums[name]}
 
 
 async def test_a_failing_update_keeps_the_old_weights(

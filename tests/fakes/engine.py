@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from proxy.engines.grammars import constraint_for
 from proxy.engines.protocol import (
@@ -30,7 +30,7 @@ class FakeEngine:
 
     `loras` are the loaded adapters, paths by name. A request that names one gets spans with that name; with
     `ignores_adapters` they have the base's label. Every score is the one that `scores` has for the adapter's path,
-    for None as the base, or -1.
+    for None as the base, or -1. `sums` are the checksums of the tensors that it holds.
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class FakeEngine:
         self.loras: dict[str, str] = {}
         self.scores: dict[str | None, float] = {}
         self.ignores_adapters = False
+        self.is_float32 = False
+        self.sums: dict[str, str] = {}
         self.calls: list[tuple[str, object]] = []
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
@@ -167,6 +169,10 @@ class FakeEngine:
         if adapter is not None and adapter not in self.loras:
             raise AdapterNotLoaded(f"the fake engine does not hold {adapter}")
 
+    async def checksums(self) -> Mapping[str, str]:
+        self._reach()
+        return self.sums
+
     async def info(self) -> EngineInfo:
         self._reach()
         return EngineInfo(
@@ -176,6 +182,7 @@ class FakeEngine:
             named_adapters=self.named_adapters,
             adapter_names=tuple(self.loras),
             max_adapters=self.max_adapters,
+            is_float32=self.is_float32,
         )
 
     async def draws_by_seed(self) -> bool:

@@ -156,6 +156,12 @@ class VersionUpdate(msgspec.Struct, frozen=True):
     abort_all_requests: bool = True
 
 
+class WeightsCheck(msgspec.Struct, frozen=True):
+    """The body of `/weights_checker`, with SGLang's default."""
+
+    action: str = "checksum"
+
+
 class Pause(msgspec.Struct, frozen=True):
     """The body of `/pause_generation`, with SGLang's default."""
 

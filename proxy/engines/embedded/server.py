@@ -14,14 +14,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.engines.common.http import ControlEndpoints, decode, outcome
-from proxy.engines.common.wire import AdapterLoad, RequestRefused
+from proxy.engines.common.wire import AdapterLoad, RequestRefused, WeightsCheck
 from proxy.engines.embedded.adapters import holds_adapter, read_adapted, read_adapter
 from proxy.engines.embedded.generate import GenerateEndpoint
 from proxy.engines.embedded.lora import Adapter
 from proxy.engines.embedded.model import ServedModel
 from proxy.engines.embedded.residency import AdapterLimits, AdapterRegistry
 from proxy.engines.embedded.scheduler import Scheduler
-from proxy.engines.embedded.weights import WeightsRefused, read_directory, read_serialized
+from proxy.engines.embedded.weights import WeightsRefused, checksums, read_directory, read_serialized
 from proxy.engines.embedded.wire import TensorUpdate
 
 # A model thread that ends no step for this long is not healthy: as long as SGLang's own health check waits.
@@ -81,6 +81,7 @@ class EmbeddedEngine:
             Route("/begin_weight_update", self._begin_update, methods=["POST"]),
             Route("/update_weights_from_tensor", self._update_from_tensor, methods=["POST"]),
             Route("/end_weight_update", self._end_update, methods=["POST"]),
+            Route("/weights_checker", self._check_weights, methods=["GET", "POST"]),
             *ControlEndpoints(self).routes(),
         ]
 
@@ -179,6 +180,7 @@ class EmbeddedEngine:
             "weight_version": self.scheduler.weight_label,
             "context_length": self._model.context,
             "grammar_backend": "none" if self._model.grammars is None else "llguidance",
+            "dtype": str(self._model.network.dtype).removeprefix("torch."),
             "enable_deterministic_inference": True,  # a seed decides the samples of its request
             "adapters_from_disk": True,
             "whole_prompts": True,
@@ -218,6 +220,16 @@ class EmbeddedEngine:
         except RequestRefused as error:
             return outcome(success=False, message=str(error))
         return outcome(success=True, message="Success")
+
+    async def _check_weights(self, request: Request) -> Response:
+        """Answer SGLang's action `checksum`, the only one that leaves the weights alone."""
+        try:
+            if decode(await request.body() or b"{}", WeightsCheck).action != "checksum":
+                raise RequestRefused("the only action is checksum.")
+        except RequestRefused as error:
+            return outcome(success=False, message=str(error))
+        found = await asyncio.to_thread(checksums, self._model.network)
+        return outcome(success=True, message="Success.", ranks=[{"checksums": found}])
 
     async def _end_update(self, _: Request) -> Response:
         if not self._is_updating:

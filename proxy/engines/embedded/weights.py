@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -93,6 +94,16 @@ def put(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
+
+
+def checksums(model: torch.nn.Module) -> dict[str, str]:
+    """Return the checksum of every tensor by its name, as SGLang computes it on a CPU: the first 8 bytes of the
+    SHA-256 over its bytes, in hexadecimal digits."""
+    found = {}
+    for name, tensor in model.state_dict().items():
+        content = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        found[name] = hashlib.sha256(content).hexdigest()[:16]
+    return found
 
 
 def _tied(own: Mapping[str, torch.Tensor]) -> list[list[str]]:

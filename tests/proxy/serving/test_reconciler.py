@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimRequest
-from proxy.contract.policy import WeightsFormat, WeightsReference, weight_label
+from proxy.contract.policy import Probe, WeightsFormat, WeightsReference, weight_label
 from proxy.database.tables import PolicyVersionRow
 from proxy.engines.protocol import PauseMode
 from proxy.errors import BaseRlError, EngineFailed, EngineTimeout, EngineUnavailable
@@ -20,6 +21,7 @@ from proxy.serving.reconciler import SwapController
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.service import VersionService
 from proxy.versions.steering import Decision
+from proxy.versions.tensor_digests import TensorDigests
 from tests.fakes.engine import FakeEngine
 from tests.fakes.load import new_load
 from tests.proxy.turns.world import World
@@ -120,14 +122,22 @@ class Bench:
         return SwapController(setup)
 
     async def commit(
-        self, form: WeightsFormat = WeightsFormat.HUGGINGFACE, weights: WeightsReference | None = None
+        self,
+        form: WeightsFormat = WeightsFormat.HUGGINGFACE,
+        weights: WeightsReference | None = None,
+        *,
+        logprob: float | None = None,
     ) -> WeightsReference:
+        """Commit a version, with a probe that has this log-probability for every token."""
         await self.world.ready()
         batch = await self.claims.claim(self.world.run, ClaimRequest(trainer="t", want=1, max_staleness=100))
         assert batch.claim_id is not None
         weights = weights or publish(self.directory, form=form)
         head = await self.versions.head(self.world.run)
-        await self.versions.commit(self.world.run, commit_request([batch.claim_id], head.version, weights))
+        request = commit_request([batch.claim_id], head.version, weights)
+        if logprob is not None:
+            request = msgspec.structs.replace(request, probe=Probe(ids=(3, 1, 4), logprobs=(logprob,) * 2))
+        await self.versions.commit(self.world.run, request)
         return weights
 
     def label(self, version: int) -> str:
@@ -766,3 +776,68 @@ async def test_the_engine_is_watched_while_a_large_version_is_checked(
     checked.set()
     async with bench.running():
         await bench.until(lambda: bench.serving() == 1)
+
+
+async def is_rejected_and_replaced(bench: Bench, reason: str) -> None:
+    """Assert that version 2, which the engine computes wrongly, is rejected while version 1 serves on."""
+    served: set[int | None] = set()
+    bench.engine.loading.clear()
+    bench.engine.may_load.clear()
+    async with bench.running():
+        await bench.engine.loading.wait()
+        bench.engine.may_load.set()
+        while "rejected" not in await bench.states() or bench.engine.label != bench.label(1):
+            served.add(bench.serving())
+            await bench.world.signals.versions.wait(0.01)
+        await bench.until(lambda: bench.serving() == 1)
+    assert served <= {1}, "calls go on, and none is told the wrong version"
+    assert bench.engine.loads() == [bench.label(1), bench.label(2), bench.label(1)]
+    assert await bench.states() == ["retired", "serving", "rejected"]
+    (event,) = await bench.world.events("version.rejected")
+    assert reason in event["reason"]
+    assert event["head"] == 1
+
+
+@pytest.mark.parametrize("is_float32", [True, False])
+async def test_a_version_with_other_figures_than_the_trainers_is_rejected(bench: Bench, is_float32: bool) -> None:
+    """An engine in another precision has computed the version before rightly, so its precision is not the cause."""
+    bench.engine.is_float32 = is_float32
+    await bench.commit(logprob=-1.0)
+    await bench.swaps.reconcile()
+    assert bench.serving() == 1
+    await bench.commit(logprob=-1.2)
+    await is_rejected_and_replaced(bench, "probe differ by 0.2 nats per token")
+
+
+async def test_an_engine_that_never_agreed_with_the_trainer_rejects_nothing(bench: Bench) -> None:
+    for _ in range(2):
+        await bench.commit(logprob=-1.2)
+        await bench.swaps.reconcile()
+    assert bench.serving() == 2
+    assert await bench.states() == ["retired", "retired", "serving"]
+    assert "differ by 0.2 nats" in str(bench.swaps.alert)
+    assert len(await bench.world.events("engine.wrong_weights")) == 2
+
+
+async def test_an_engine_that_took_only_some_of_the_tensors_is_noticed_by_its_checksums(bench: Bench) -> None:
+    bench.engine.is_float32 = True
+    first = await bench.commit()
+    digest = TensorDigests(Path(first.uri)).digest("weight")
+    assert digest is not None
+    # A tensor that the engine arranges in its own way never counts.
+    bench.engine.sums = {"weight": digest, "rearranged": "0" * 16}
+    await bench.swaps.reconcile()
+    assert bench.serving() == 1
+    await bench.commit()
+    await is_rejected_and_replaced(bench, "the engine holds other tensors than the files: weight")
+
+
+async def test_a_version_that_another_proxy_loaded_is_proven_too(bench: Bench) -> None:
+    bench.engine.is_float32 = True
+    await bench.commit(logprob=-1.0)
+    await bench.swaps.reconcile()
+    weights = await bench.commit(logprob=-1.2)
+    await bench.engine.load_weights(weights.uri, bench.label(2))
+    await bench.swaps.reconcile()
+    assert await bench.states() == ["retired", "serving", "rejected"]
+    assert bench.serving() == 1
