@@ -62,7 +62,9 @@ class Versions:
         ids = probe_ids(self._network.config.vocab_size)
         logprobs = self.logprobs(version, list(ids), len(ids) - 1, biased=False)
         probe = Probe(ids=ids, logprobs=tuple(min(0.0, each) for each in logprobs))
-        return CommitRequest(claim_ids=(), parent_version=version - 1, weights=weights, step=_report(), probe=probe)
+        return CommitRequest(
+            claim_ids=(), parent_version=version - 1, weights=weights, step=step_report(), probe=probe
+        )
 
     def logprobs(self, version: int, ids: list[int], count: int, *, biased: bool = True) -> list[float]:
         """Return the log-probabilities of the last `count` ids under a version, at temperature 1."""
@@ -96,7 +98,8 @@ class Versions:
         return tensors
 
 
-def _report() -> StepReport:
+def step_report() -> StepReport:
+    """Return the report of a step that consumed nothing."""
     conditions = StepConditions(
         trainer="bench",
         torch=str(torch.__version__),
