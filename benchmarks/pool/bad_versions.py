@@ -85,9 +85,7 @@ async def try_bad_versions(
     reasons = {}
     for kind, spoil in BEFORE_COMMIT.items():
         head = await asyncio.to_thread(client.head)
-        request = await asyncio.to_thread(
-            lambda head=head, spoil=spoil: versions.commit(head.version, weights=head.version + 1, spoil=spoil)
-        )
+        request = versions.commit(head.version, weights=head.version + 1, spoil=spoil)
         try:
             await asyncio.to_thread(client.commit, request)
         except (ProxyRefused, BaseRlError) as error:
@@ -122,10 +120,9 @@ async def _rejection(
         spoil(Path(request.weights.uri))
     await _post(installation, f"{path}/unpin", "it is damaged now")
     async with asyncio.timeout(_SETTLED_S):
-        while len(found := _rejections(installation)) == alerts:
+        while len(found := _rejections(installation)) == alerts:  # noqa: ASYNC110  (of another process)
             await asyncio.sleep(0.05)
-        while (await _run(installation, run))["serving_version"] != head:
-            await asyncio.sleep(0.05)
+        await _until_served(installation, run, head)
     assert len(found) == alerts + 1, f"one alert and not {len(found) - alerts}"
     assert found[-1]["version"] == bad
     health = await installation.health()
@@ -140,8 +137,7 @@ async def roll_back(installation: Installation, run: str) -> tuple[float, int]:
     at = time.time()
     answer = await _post(installation, f"/api/v1/runs/{run}/versions/rollback", "to see how long it takes")
     async with asyncio.timeout(_SETTLED_S):
-        while (await _run(installation, run))["serving_version"] != answer["head"]:
-            await asyncio.sleep(0.05)
+        await _until_served(installation, run, answer["head"])
     return at, before
 
 
@@ -149,9 +145,8 @@ def seconds_to_the_last_call(installation: Installation, since: float, version: 
     """Return how long after `since` the last call began that a version answered."""
     rows = installation.rows("SELECT started_at, spans FROM turns WHERE state <> 'failed'")
     first = [(began, spans_of(spans)[:1]) for began, spans in rows]
-    return max(
-        (began - since for began, spans in first if began > since and spans and spans[0][0] == version), default=0.0
-    )
+    late = [began - since for began, spans in first if began > since and spans and spans[0][0] == version]
+    return max(late, default=0.0)
 
 
 def spans_of(text: str | bytes) -> list[tuple[int, int, int]]:
@@ -162,6 +157,11 @@ def spans_of(text: str | bytes) -> list[tuple[int, int, int]]:
 def _rejections(installation: Installation) -> list[dict[str, Any]]:
     rows = installation.rows("SELECT data FROM events WHERE kind = 'version.rejected' ORDER BY id")
     return [json.loads(data) for (data,) in rows]
+
+
+async def _until_served(installation: Installation, run: str, version: int) -> None:
+    while (await _run(installation, run))["serving_version"] != version:  # noqa: ASYNC110  (by another process)
+        await asyncio.sleep(0.05)
 
 
 async def _run(installation: Installation, run: str) -> dict[str, Any]:

@@ -13,9 +13,9 @@ On one engine after the other, a proxy serves a run while versions are committed
 Afterwards the log-probabilities of every recorded token are computed again by transformers: each span by its version,
 over the keys and values of the spans before it. A prompt is stale if its first token differs.
 
-Writes `benchmarks/results/swap.json`, each engine when it is finished; `--engine` measures one alone. The exit status
-is 0 if the targets were reached. `--short` makes a few swaps on the embedded engine and writes nothing; only its counts
-of failures are judged. `--counts` writes, and leaves out the figures that depend on what else the machine does.
+Writes `benchmarks/results/swap.json`, each engine when it is finished; `--engine` measures one alone. The exit
+status is 0 if the targets were reached. `--short` makes a few swaps on the embedded engine and writes nothing; only
+its counts of failures are judged. `--counts` leaves out the figures that depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Swapping:
         began = time.perf_counter()
         version = await self.commit()
         async with asyncio.timeout(_SERVED_S):
-            while await self._serving() != version:
+            while await self._serving() != version:  # noqa: ASYNC110  (by another process)
                 await asyncio.sleep(0.01)
         served = time.perf_counter()
         return began, served, served - began
