@@ -10,7 +10,7 @@ ENGINE ?= embedded
 PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-feedback bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-gpu chaos checkpoint clean trace-call
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-swap bench-feedback bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-gpu chaos checkpoint clean trace-call
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -120,6 +120,9 @@ bench-engines: setup  ## kill -9 of one of two engines every 20 s under 64 strea
 
 bench-adapters: setup-dev sglang-cpu  ## adapter swaps under load, 500 on the embedded engine, 50 on SGLang -> benchmarks/results/adapters.json (ARGS="--engine embedded": a part; SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.pool.adapters $(if $(SHORT),--short) $(ARGS)
+
+bench-swap: setup $(if $(SHORT),,sglang-cpu)  ## swaps of whole weights under load, 1,000 on the embedded engine, 100 on SGLang; stale prompts, bad versions, a rollback -> benchmarks/results/swap.json (ARGS="--engine embedded": a part; SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.pool.swap $(if $(SHORT),--short) $(ARGS)
 
 bench-store: setup  ## both databases from nothing to a million turns -> benchmarks/results/store.json (TURNS=n, DATABASE=sqlite; SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.store $(if $(TURNS),--turns $(TURNS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)

@@ -176,7 +176,7 @@ class AdapterController(RunController):
             await self._engine.load_adapter(target.path, label)
         if target.probe is None:
             return  # from a trainer that computes none
-        if (reason := await wrong_weights(self._engine, target.probe, label)) is None:
+        if (reason := await wrong_weights(self._engine, target.probe, label, is_float32=info.is_float32)) is None:
             return
         self.alert = reason
         if self._wrong_version != target.version:  # once, however often the load is repeated

@@ -59,6 +59,7 @@ class ControllerSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     `newest` returns the newest version of the run that any engine serves; None: the run has no other engine.
     `older` has the older versions that calls asked the engine for; None: the controller has some of its own.
+    `turn` is held while an engine of the run loads whole weights, so that the run's others serve meanwhile.
     """
 
     engine: Engine
@@ -73,6 +74,7 @@ class ControllerSetup(msgspec.Struct, frozen=True, kw_only=True):
     observer: SwapObserver = NO_OBSERVER
     newest: Callable[[], int | None] | None = None
     older: OlderVersions | None = None
+    turn: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     lease: Lease = msgspec.field(default_factory=SoleLease)
 
 
@@ -88,6 +90,8 @@ class RunController(ABC):
         """Loop time of the last look at the store, and the version that it wanted engines to serve."""
         self.apart: int | None = None
         """The version that this engine is set apart for; None: it serves the run."""
+        self.is_loading = False
+        """Whether the engine computes nothing because it loads weights: new calls had better go to another one."""
         self._engine = setup.engine
         self._run_id = run_id
         self._lease = setup.lease

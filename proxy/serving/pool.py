@@ -35,7 +35,7 @@ from proxy.serving.registry import EngineRegistry
 from proxy.serving.repository import EngineRecord, EngineReport
 from proxy.serving.routing import choose_place, served_version
 from proxy.serving.tracks import RunTracks, serving_the_run
-from proxy.serving.views import engine_view
+from proxy.serving.views import engine_state, engine_view
 from proxy.settings import ConfigurationError, EngineSettings
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.numbers import ranges
@@ -86,6 +86,8 @@ class EnginePool:
         self._refreshing = asyncio.Lock()
         self._serving: dict[RunId, tuple[RunController, ...]] = {}
         """Controllers by run, one for every engine that the run is placed on."""
+        self._turns: dict[RunId, asyncio.Lock] = {}
+        """Held while an engine of the run loads weights."""
         self._unplaced: tuple[RunView, ...] = ()
         self._by_adapter: frozenset[RunId] = frozenset()
         self._names: dict[str, str] = {}
@@ -136,7 +138,7 @@ class EnginePool:
             engine_id=member.record.id,
             proxy=self._registry.identity.name,
             declares=self._registry.declares(member.record.id),
-            state=self._state(member),
+            state=engine_state(member, self.serving),
             problem=member.problem or next(iter(member.alerts), None),
             runs={run_id: each.version for run_id, each in member.controllers.items()},
             adapters=member.adapters,
@@ -144,17 +146,6 @@ class EnginePool:
             outstanding_tokens=member.load.outstanding_tokens,
             seen_at=None if ago is None else self._clock() - ago,
         )
-
-    def _state(self, member: PooledEngine) -> str:
-        if member.problem is not None or (not member.controllers and member.is_answering is False):
-            if not member.has_answered:
-                return "starting"
-            return "not_ready" if member.is_answering else "down"
-        if not member.controllers:
-            return "unused"
-        wanted = {run_id: self.serving(run_id) for run_id in member.controllers}
-        is_newest = all(each.is_at(wanted[run_id]) for run_id, each in member.controllers.items())
-        return "ready" if is_newest else "behind"
 
     def is_placed(self, run_id: str) -> bool:
         """Return whether an engine is there to serve the run, ready or not."""
@@ -352,11 +343,9 @@ class EnginePool:
 
     def _ready_places(self, run_id: RunId) -> list[EnginePlace]:
         newest = self.serving(run_id)
-        return [
-            each.place
-            for each in serving_the_run(self._serving.get(run_id, ()))
-            if newest is not None and each.version == newest
-        ]
+        controllers = serving_the_run(self._serving.get(run_id, ()))
+        ready = [each for each in controllers if newest is not None and each.version == newest]
+        return [each.place for each in ready if not each.is_loading] or [each.place for each in ready]
 
     def _new_member(self, record: EngineRecord, engine: Engine) -> PooledEngine:
         load = EngineLoad(EngineSlots(self._settings.max_concurrency, self._activity))
@@ -396,5 +385,6 @@ class EnginePool:
             observer=self._observer,
             newest=lambda: self.serving(run_id),
             lease=member.lease,
+            turn=self._turns.setdefault(run_id, asyncio.Lock()),
         )
         return kind(setup)

@@ -97,17 +97,18 @@ class WholeWeightsProof:
         return None
 
 
-async def wrong_weights(engine: Engine, probe: Probe, adapter: str) -> str | None:
+async def wrong_weights(engine: Engine, probe: Probe, adapter: str, *, is_float32: bool = False) -> str | None:
     """Return how the engine's log-probabilities of the probe differ from the trainer's; None if they agree.
 
     Raises what `Engine.score` raises.
     """
+    tolerance = FLOAT32_TOLERANCE if is_float32 else TOLERANCE
     difference = mean_difference(probe.logprobs, await engine.score(probe.ids, adapter=adapter))
-    if difference <= TOLERANCE:
+    if difference <= tolerance:
         return None
     return (
         f"it computes with other weights than those of the adapter {adapter}: its log-probabilities of the version's"
-        f" probe differ from the trainer's by {difference:.2g} nats per token, and {TOLERANCE:g} is allowed. Check"
+        f" probe differ from the trainer's by {difference:.2g} nats per token, and {tolerance:g} is allowed. Check"
         " that it applies adapters by name, its precision and its quantisation"
     )
 

@@ -30,6 +30,7 @@ class SwapController(RunController):
     def __init__(self, setup: ControllerSetup) -> None:
         super().__init__(setup)
         self._loader = WeightLoader(self._engine, self._run_id, self._faults, retry_seconds=self._interval)
+        self._turn = setup.turn
         self._swap_seconds: float | None = None
         """Duration of the last swap; None if the engine already had the weights."""
         self._proof = WholeWeightsProof(self._engine)
@@ -58,6 +59,8 @@ class SwapController(RunController):
             return
         await self._faults.engine_lives(target, loaded)
         is_due = loaded != target.version and self._faults.is_due(target.version) and not self._must_wait()
+        # Another engine of the run loads now; its end wakes this loop. An engine that serves nothing does not wait.
+        is_due = is_due and (loaded is None or not self._turn.locked())
         if is_due and await self._may_load(target):
             loaded = await self._swap_alone(target)
         if loaded is not None and loaded == target.version and loaded != self._proven:
@@ -96,13 +99,15 @@ class SwapController(RunController):
             self._health.version = await self._usable_version(info, target)
             if self._health.version == target.version:
                 return target.version
-            return await self._swap(target, info)
+            # Again: another engine may have begun to load since.
+            must_serve = self._health.version is not None and self._turn.locked()
+            return self._health.version if must_serve else await self._swap(target, info)
 
     async def _swap(self, target: Target, info: EngineInfo) -> int | None:
         """Load the target and return the version that the engine holds afterwards, whether that worked or not."""
         self._swap_seconds = self._proven = None
         try:
-            self._swap_seconds = await self._loader.load(target, info)
+            self._swap_seconds = await self._load_in_turn(target, info)
         except ENGINE_ERRORS as error:
             if isinstance(error, EngineUnavailable):
                 self._health.version = None
@@ -119,6 +124,20 @@ class SwapController(RunController):
         if self._swap_seconds is not None:
             self._observer.swap_finished(self._swap_seconds)
         return target.version
+
+    async def _load_in_turn(self, target: Target, info: EngineInfo) -> float | None:
+        """Load the target as `WeightLoader.load` does, while no other engine of the run begins to load."""
+        takes_turn = not self._turn.locked()
+        if takes_turn:
+            await self._turn.acquire()  # returns at once
+        self.is_loading = True
+        try:
+            return await self._loader.load(target, info)
+        finally:
+            self.is_loading = False
+            if takes_turn:
+                self._turn.release()
+                self._versions_changed.notify()
 
     async def _prove(self, target: Target, info: EngineInfo) -> tuple[int | None, Target]:
         """Compare what the engine computes with the trainer's figures, after a load by this proxy or another one.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from proxy.contract.identifiers import RunId
 from proxy.engines.sglang import public_address
 from proxy.overview.views import EngineLeaseView, EngineView
+from proxy.serving.member import PooledEngine
 from proxy.serving.repository import EngineRecord, EngineReport
 
 
@@ -51,3 +53,15 @@ def _state(record: EngineRecord, reports: Sequence[EngineReport]) -> str:
     if record.is_draining:
         return record.desired
     return reports[0].state if reports else "starting"
+
+
+def engine_state(member: PooledEngine, serving: Callable[[RunId], int | None]) -> str:
+    """Return the state of an engine as a proxy sees it. `serving` returns the version that new calls of a run get."""
+    if member.problem is not None or (not member.controllers and member.is_answering is False):
+        if not member.has_answered:
+            return "starting"
+        return "not_ready" if member.is_answering else "down"
+    if not member.controllers:
+        return "unused"
+    is_newest = all(each.is_at(serving(run_id)) for run_id, each in member.controllers.items())
+    return "ready" if is_newest else "behind"

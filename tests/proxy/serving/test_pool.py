@@ -35,6 +35,9 @@ class NamedEngine(FakeEngine):
         super().__init__(lambda _request: (), model_path=model)
         self._name = name
         self.refused: str | None = None
+        self.is_loading = False
+        self.may_load = asyncio.Event()
+        self.may_load.set()
 
     @property
     def name(self) -> str:
@@ -43,6 +46,9 @@ class NamedEngine(FakeEngine):
     async def load_weights(self, path: str, label: str) -> None:
         if self.refused is not None:
             raise EngineUnavailable(self.refused)
+        self.is_loading = True
+        await self.may_load.wait()
+        self.is_loading = False
         await super().load_weights(path, label)
 
 
@@ -190,6 +196,27 @@ async def test_after_a_rollback_calls_go_to_the_engine_that_has_gone_back(world:
         bench.engines["b"].refused = None
         await bench.until(lambda: bench.engines_of(world.run) == {"a", "b"})
         assert {engine.label for engine in bench.engines.values()} == {weight_label(world.run_id, 1)}
+
+
+async def test_one_engine_loads_a_version_while_the_others_serve(world: World, tmp_path: Path) -> None:
+    async with pool_of(world, spec("a"), spec("b"), spec("c")) as bench:
+        await bench.until(lambda: bench.engines_of(world.run) == {"a", "b", "c"})
+        loading = dict(bench.engines)
+        for engine in loading.values():
+            engine.may_load.clear()
+        await commit(world, tmp_path, 0)
+        served = [bench.engines_of(world.run)]
+        while loading:
+            await bench.until(lambda: any(engine.is_loading for engine in loading.values()))
+            (name,) = [name for name, engine in loading.items() if engine.is_loading]
+            served.append(bench.engines_of(world.run))
+            assert name not in served[-1], "an engine that loads gets no new calls"
+            loading.pop(name).may_load.set()
+            await bench.until(lambda: bench.engines_of(world.run) >= {name})  # noqa: B023  (called at once)
+        await bench.until(lambda: bench.engines_of(world.run) == {"a", "b", "c"})
+        assert all(served)
+        assert len(served[1]) == 2
+        assert bench.pool.serving(world.run_id) == 1
 
 
 async def test_an_engine_changes_its_run_only_when_the_calls_of_the_old_one_have_ended(world: World) -> None:
