@@ -15,7 +15,7 @@ async def test_a_completion_is_followed_in_fifteen_files() -> None:
     trunk = traced["trunk"]
     assert len(trunk) <= 15, trunk
     assert trunk[0] == "proxy/app.py"
-    steps = ["dialects/endpoints", "calls/service", "calls/prompts", "calls/generation", "engines/sglang"]
+    steps = ["dialects/endpoints", "calls/service", "calls/prompts", "calls/generation", "engines/generations"]
     steps += ["calls/recording"]
     places = [trunk.index(f"proxy/{step}.py") for step in steps]
     assert places == sorted(places), "the files come in the order of the call"
