@@ -127,7 +127,7 @@ async def _rejection(
     assert found[-1]["version"] == bad
     health = await installation.health()
     assert any(f"version {bad} " in problem for problem in health["problems"]), health["problems"]
-    return str(found[-1]["reason"])
+    return str(found[-1]["reason"]).replace(f"{installation.weights}/", "")
 
 
 async def roll_back(installation: Installation, run: str) -> tuple[float, int]:
