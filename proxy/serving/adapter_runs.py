@@ -18,7 +18,7 @@ from proxy.log import logger
 from proxy.serving.controller import ControllerSetup, RunController
 from proxy.serving.health import ENGINE_ERRORS
 from proxy.serving.older_versions import IDLE_SECONDS, OlderVersions
-from proxy.serving.proof import wrong_weights
+from proxy.serving.proof import is_exact_in, wrong_weights
 from proxy.serving.records import Target
 
 # How long an adapter stays loaded after new calls name the next one: another proxy learns of the next one within its
@@ -176,7 +176,8 @@ class AdapterController(RunController):
             await self._engine.load_adapter(target.path, label)
         if target.probe is None:
             return  # from a trainer that computes none
-        if (reason := await wrong_weights(self._engine, target.probe, label, is_float32=info.is_float32)) is None:
+        is_exact = await is_exact_in(target, info)
+        if (reason := await wrong_weights(self._engine, target.probe, label, is_exact=is_exact)) is None:
             return
         self.alert = reason
         if self._wrong_version != target.version:  # once, however often the load is repeated

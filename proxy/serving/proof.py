@@ -14,7 +14,7 @@ from proxy.engines.protocol import Engine, EngineInfo
 from proxy.errors import InvalidRequest, WeightsRejected
 from proxy.log import logger
 from proxy.serving.records import Target
-from proxy.versions.tensor_digests import TensorDigests
+from proxy.versions.tensor_digests import TensorDigests, is_float32
 
 # Mean difference in nats per token above which engine and trainer compute with different weights. Engines in bfloat16
 # differ from the trainer's float32 by about 0.01. A smaller bound takes good engines out; an adapter that is not
@@ -63,12 +63,13 @@ class WholeWeightsProof:
     async def _wrong_probe(self, target: Target, info: EngineInfo) -> Failure | None:
         if target.probe is None:  # from a trainer that computes none
             return None
-        tolerance = FLOAT32_TOLERANCE if info.is_float32 else TOLERANCE
+        is_exact = await is_exact_in(target, info)
         try:
             scored = await self._engine.score(target.probe.ids)
         except InvalidRequest as error:
             _LOG.warning("engine scores no tokens", engine=self._engine.name, error=error.message)
             return None
+        tolerance = FLOAT32_TOLERANCE if is_exact else TOLERANCE
         difference = mean_difference(target.probe.logprobs, scored)
         if difference <= tolerance:
             self._has_proven = True
@@ -77,7 +78,7 @@ class WholeWeightsProof:
             "the engine computes with other weights than the trainer: the log-probabilities of the version's probe"
             f" differ by {difference:.2g} nats per token, and {tolerance:g} is allowed"
         )
-        return Failure(reason, info.is_float32 or self._has_proven)
+        return Failure(reason, is_exact or self._has_proven)
 
     async def _wrong_checksums(self, directory: Path) -> Failure | None:
         if self._comparable is not None and not self._comparable:
@@ -97,12 +98,23 @@ class WholeWeightsProof:
         return None
 
 
-async def wrong_weights(engine: Engine, probe: Probe, adapter: str, *, is_float32: bool = False) -> str | None:
+async def is_exact_in(target: Target, info: EngineInfo) -> bool:
+    """Return whether an engine computes with the trainer's own numbers: neither the files nor the engine round
+    them."""
+    if not info.is_float32:
+        return False
+    try:
+        return await asyncio.to_thread(is_float32, Path(target.path))
+    except (OSError, WeightsRejected):
+        return False
+
+
+async def wrong_weights(engine: Engine, probe: Probe, adapter: str, *, is_exact: bool = False) -> str | None:
     """Return how the engine's log-probabilities of the probe differ from the trainer's; None if they agree.
 
     Raises what `Engine.score` raises.
     """
-    tolerance = FLOAT32_TOLERANCE if is_float32 else TOLERANCE
+    tolerance = FLOAT32_TOLERANCE if is_exact else TOLERANCE
     difference = mean_difference(probe.logprobs, await engine.score(probe.ids, adapter=adapter))
     if difference <= tolerance:
         return None

@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from proxy.versions.safetensors import read_header
+from proxy.versions.safetensors import FLOATS, read_header
 
 # Engines on a CPU compute such checksums, and serve models that are not large. Reading more would delay the version.
 _MAX_BYTES = 2 << 30
@@ -14,6 +14,16 @@ _DIGITS = 16
 # SGLang concatenates the outputs of these layers.
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _FUSED_NAME = re.compile(r"^(.*\.)(qkv_proj|gate_up_proj)(\..*)$")
+
+
+def is_float32(directory: Path) -> bool:
+    """Return whether all floats of a version are float32: as the trainer has them, and not rounded to be published.
+
+    Raises OSError and WeightsRejected where files are gone or damaged meanwhile.
+    """
+    files = list(directory.glob("*.safetensors"))
+    dtypes = {entry.dtype for file in files for entry in read_header(file).tensors.values()}
+    return dtypes & FLOATS == {"F32"}
 
 
 class TensorDigests:

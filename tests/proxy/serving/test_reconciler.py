@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from proxy.claims.service import ClaimService
@@ -841,3 +842,16 @@ async def test_a_version_that_another_proxy_loaded_is_proven_too(bench: Bench) -
     await bench.swaps.reconcile()
     assert await bench.states() == ["retired", "serving", "rejected"]
     assert bench.serving() == 1
+
+
+@pytest.mark.parametrize(("difference", "state"), [(0.01, "serving"), (0.2, "rejected")])
+async def test_rounded_files_may_differ_from_the_trainers_numbers(
+    bench: Bench, difference: float, state: str
+) -> None:
+    bench.engine.is_float32 = True
+    await bench.commit(logprob=-1.0)
+    await bench.swaps.reconcile()
+    weights = publish(bench.directory, {"weight": np.ones(4, np.float16)})
+    await bench.commit(weights=weights, logprob=-1.0 - difference)
+    await bench.swaps.reconcile()
+    assert (await bench.states())[-1] == state
