@@ -17,11 +17,12 @@ _NAMES = {
 
 
 def judged(result: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """Return the targets in words, each with whether it was reached by every seed."""
+    """Return the targets of the measured kinds in words, each with whether it was reached by every seed."""
     words, shuffled = result["words"], result["words_shuffled"]
     by_judges = [
         (f"{_NAMES[kind]}: it ends at {LEARNT} or more", all(value >= LEARNT for value in result[kind]["last"]))
         for kind in ("relative", "follow_up")
+        if kind in result
     ]
     return [
         (f"words start at {NOT_LEARNT} or less", all(value <= NOT_LEARNT for value in words["first"])),
@@ -35,7 +36,7 @@ def judged(result: Mapping[str, Any]) -> list[tuple[str, bool]]:
 
 
 def table(result: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of the page: feedback, first, highest, last, steps."""
+    """Return the rows of the page, of the measured kinds: feedback, first, highest, last, steps."""
     return [
         [
             name,
@@ -45,6 +46,7 @@ def table(result: Mapping[str, Any]) -> list[list[str]]:
             ", ".join("never" if steps is None else str(steps) for steps in result[kind]["steps_to_085"]),
         ]
         for kind, name in _NAMES.items()
+        if kind in result
     ]
 
 
