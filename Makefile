@@ -12,6 +12,8 @@ PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm \
         sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-swap bench-feedback bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-gpu chaos checkpoint clean trace-call
 
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-feedback bench-gate bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-gpu chaos checkpoint clean trace-call
+
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
 
@@ -153,6 +155,9 @@ bench-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## a training step on a CUDA device, 
 
 bench-feedback: setup-dev  ## learning from words alone, from words of other sessions, and from numbers, three seeds -> benchmarks/results/feedback.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.feedback $(if $(SHORT),--short)
+
+bench-gate: setup  ## bad versions refused or taken back, and good ones not, by drawn rewards on a real store -> benchmarks/results/gate.json (SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.gates $(if $(SHORT),--short)
 
 chaos: setup  ## kill -9 at random times, with two runs on two engines, lying engines, a hostile client, a full disk, five connections, on both databases; and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
 	$(BIN)/python -m benchmarks.chaos $(if $(KILLS),--seconds $(KILLS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)

@@ -75,14 +75,15 @@ def attempts(
             purpose="eval" if evaluate else "train",
             seed=shuffle,
         )
-        runner = _runner(command, function, reward)
+        runner = runner_of(command, function, reward)
         place = _place(data_dir, url, api_key)
         return asyncio.run(_attempt_all(run, model or run, plan, tasks, runner, place, journal, as_json=as_json))
 
     finish(run_it)
 
 
-def _runner(command: str | None, function: str | None, reward: str | None) -> Runner:
+def runner_of(command: str | None, function: str | None, reward: str | None) -> Runner:
+    """Return what makes the attempts. Raise Refused unless exactly one of program and function is given."""
     from proxy.cli.attempts.runners import FunctionRunner, ProgramRunner, load_function
 
     scoring = None if reward is None else load_function(reward)
@@ -139,7 +140,7 @@ async def _attempt_all(
     with Journal(journal) as remembered:
         report = Report(total, remembered.finished.values())
         try:
-            async with SessionClient(*place, run=run, model=model) as client, _shown(report, plain=as_json):
+            async with SessionClient(*place, run=run, model=model) as client, shown(report, plain=as_json):
                 await client.check()
                 schedule = Schedule(
                     plan,
@@ -159,7 +160,7 @@ async def _attempt_all(
 
 
 @contextlib.asynccontextmanager
-async def _shown(report: Report, *, plain: bool) -> AsyncIterator[None]:
+async def shown(report: Report, *, plain: bool) -> AsyncIterator[None]:
     """Show the progress: one live line in a terminal, a line every ten seconds elsewhere, nothing if `plain`."""
     if plain:
         yield

@@ -20,6 +20,7 @@ from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir,
 from proxy.cli.db_commands import db_app
 from proxy.cli.engines_commands import engines_app
 from proxy.cli.erase_commands import erase
+from proxy.cli.eval_command import evaluate
 from proxy.cli.export_commands import export, import_sessions
 from proxy.cli.fit_commands import AS_THEY_ARE, fit
 from proxy.cli.init_command import init
@@ -88,6 +89,7 @@ app.add_typer(webhooks_app, name="webhooks")
 app.add_typer(db_app, name="db")
 app.command()(init)
 app.command()(attempts)
+app.command("eval")(evaluate)
 app.add_typer(launch_app, name="launch")
 app.command()(train)
 app.command()(proxy)

@@ -35,6 +35,9 @@ from proxy.log import logger
 from proxy.runs.service import RunDirectory, RunView
 from proxy.versions.repository import UNDECIDED, VersionRepository, wanted_version
 
+# Served versions before the serving one with whose evaluations a candidate is compared too.
+_EARLIER = 8
+
 _LOG = logger(__name__)
 
 
@@ -75,6 +78,8 @@ class GateKeeper:
         self._signals = signals
         self._clock = clock
         self._evidence = Evidence()
+        self._watched_before: dict[str, int] = {}
+        """A hash of the sessions that the last comparison of a run was about: equal ones give the same result."""
 
     async def tend(self) -> None:
         """Look at every run once, and decide what can be decided. Raises StoreUnavailable."""
@@ -143,7 +148,9 @@ class GateKeeper:
             findings.append(bounds_finding(release, row.metrics))
         if (suite := release.evaluation.suite) is not None:
             new, old = (repository.results(run.id, version, suite) for version in (row.version, against))
-            findings.append(evaluation_finding(release, new, old, against=against))
+            before = [each.version for each in repository.served(run.id, against, _EARLIER + 1)]
+            earlier = {each: repository.results(run.id, each, suite) for each in before if each != against}
+            findings.append(evaluation_finding(release, new, old, against=against, earlier=earlier))
         if row.state == VersionState.CANARY:
             rows = repository.sessions(run.id, (row.version, against), since=row.canary_at, begun=True)
             arms = self._evidence.arms(connection, run, rows)
@@ -178,15 +185,25 @@ class GateKeeper:
             return None
         versions = [row.version for row in served]
         since = min(row.served_at for row in served)
-        arms = self._evidence.arms(connection, run, repository.sessions(run.id, versions, since=since))
+        rows = repository.sessions(run.id, versions, since=since)
+        about = hash((release.model_dump_json(), *versions, *((row.id, row.reward) for row in rows)))
+        if about == self._watched_before.get(run.id):
+            return None
+        self._watched_before[run.id] = about
+        arms = self._evidence.arms(connection, run, rows)
         found: dict[int, Finding] = {}
         for index in range(min(wanted.window, len(versions) - 1)):
             before = joined(arms, versions[index + 1 : index + 1 + wanted.predecessors])
-            found[versions[index]] = watch_finding(release, joined(arms, versions[: index + 1]), before)
+            suspects = joined(arms, versions[: index + 1])
+            found[versions[index]] = watch_finding(release, suspects, before, is_drawn=index == 0)
         failed = [version for version, finding in found.items() if finding.state == "failed"]
         # The change was where the means differ most: an earlier cut counts good versions among the bad ones.
         worst = min(failed, key=lambda version: _difference(found[version]), default=None)
-        bad = None if worst is None else (worst, found[worst])
+        bad = None
+        if worst is not None:
+            cut = versions.index(worst) + 1
+            suspects, before = joined(arms, versions[:cut]), joined(arms, versions[cut : cut + wanted.predecessors])
+            bad = (worst, watch_finding(release, suspects, before))
         return Watched(versions[0], found[versions[0]], bad)
 
     async def _save(self, run: RunView, version: int, findings: Sequence[Finding]) -> None:

@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 
 # Means that are tested. Between two of them the bound is rounded outwards, so it stays valid.
-_GRID = 401
+_GRID = 201
 # A bet risks at most this part of the capital: with all of it, one value would end the game.
 _LARGEST_BET = 0.75
+# Numbers of values at which a bound is best. One strategy for all of them would be half as good at each.
+_HORIZONS = (24.0, 96.0, 384.0)
 # Values whose capital is computed at once: bounds the memory to a few megabytes.
-_BLOCK = 512
+_BLOCK = 128
 
 
 class Interval(NamedTuple):
@@ -55,17 +57,19 @@ def lower_bounds(values: Sequence[float] | Values, error: float) -> Values:
     probability that any of them is above the mean is at most `error`.
     """
     values_T = np.asarray(values, dtype=np.float64)
-    bets_T = _bets(values_T, error)
+    bets_TH = _bets(values_T, error)
     means_G = np.linspace(0.0, 1.0, _GRID)
     caps_G = _LARGEST_BET / np.maximum(means_G, 1e-9)
     threshold = -math.log(error)
-    capital_G = np.zeros(_GRID)
+    capital_HG = np.zeros((len(_HORIZONS), _GRID))
     found: list[Values] = []
     for start in range(0, len(values_T), _BLOCK):
-        part_B = values_T[start : start + _BLOCK, None]
-        bets_BG = np.minimum(bets_T[start : start + _BLOCK, None], caps_G)
-        capital_BG = capital_G + np.cumsum(np.log1p(bets_BG * (part_B - means_G)), axis=0)
-        capital_G = capital_BG[-1]
+        part_B = values_T[start : start + _BLOCK, None, None]
+        bets_BHG = np.minimum(bets_TH[start : start + _BLOCK, :, None], caps_G)
+        capital_BHG = capital_HG + np.cumsum(np.log1p(bets_BHG * (part_B - means_G)), axis=0)
+        capital_HG = capital_BHG[-1]
+        # The player divides the first capital among the strategies.
+        capital_BG = np.logaddexp.reduce(capital_BHG, axis=1) - math.log(len(_HORIZONS))
         # Capital falls as m rises, so the ruined means are the first ones of the grid.
         ruined_B = (capital_BG >= threshold).sum(axis=1)
         found.append(np.where(ruined_B > 0, means_G[np.maximum(ruined_B - 1, 0)], 0.0))
@@ -112,13 +116,14 @@ def scale(values: Sequence[float], low: float, high: float) -> Values:
 
 
 def _bets(values_T: Values, error: float) -> Values:
-    """Return the bet before each value: a function of the values before it alone, or the capital would be no
-    supermartingale.
+    """Return the bets before each value, one for each horizon. They are functions of the values before it alone, or
+    the capital would be no supermartingale.
 
-    It is the bet that would be best for the variance seen so far (the predictable plug-in of the paper, equation 24).
+    For a horizon of n values and their variance so far, this bet makes the bound after n values about as high as
+    possible. It is the paper's predictable plug-in with a fixed n in place of a growing number.
     """
     times_T = np.arange(1, len(values_T) + 1, dtype=np.float64)
     means_T = (0.5 + np.cumsum(values_T)) / (times_T + 1)
     variances_T = (0.25 + np.cumsum((values_T - means_T) ** 2)) / (times_T + 1)
     before_T = np.concatenate([[0.25], variances_T[:-1]])
-    return np.asarray(np.sqrt(2 * -math.log(error) / (before_T * times_T * np.log1p(times_T))))
+    return np.asarray(np.sqrt(2 * -math.log(error) / (before_T[:, None] * np.asarray(_HORIZONS))))

@@ -83,9 +83,9 @@ class RollbackSettings(Section):
 
     max_drop: Bound | None = None
     """Roll back once the mean reward is surely lower than before by more than this. None: no automatic rollback."""
-    predecessors: Annotated[int, Field(ge=1, le=50)] = 4
+    predecessors: Annotated[int, Field(ge=1, le=50)] = 16
     """Versions before the suspected one whose sessions it is compared with."""
-    window: Annotated[int, Field(ge=1, le=50)] = 8
+    window: Annotated[int, Field(ge=1, le=50)] = 12
     """Newest served versions that are suspected; each together with those after it."""
     leave_out_sessions: bool = True
     """Whether untrained sessions of the versions rolled back are left out of training."""
