@@ -20,7 +20,7 @@ _RESULTS = Path(__file__).resolve().parents[1] / "results" / "gate.json"
 _DROPS = (0.2, 0.3, 0.4, 0.6)
 _DROP = 0.4
 _ERROR_RATE = 0.05
-_PROCESSES = 2
+_PROCESSES = 4
 
 
 def main() -> int:

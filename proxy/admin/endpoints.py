@@ -15,6 +15,7 @@ from proxy.admin.pages import (
     runs,
     sessions,
     signing_in,
+    versions,
     webhooks,
 )
 from proxy.admin.pages.common import page_router
@@ -26,6 +27,7 @@ for _pages in (
     signing_in,
     board,
     runs,
+    versions,
     run_forms,
     sessions,
     review,

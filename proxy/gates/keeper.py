@@ -7,6 +7,7 @@ one makes each of them, and a proxy that dies in between is replaced by any othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -35,6 +36,10 @@ from proxy.log import logger
 from proxy.runs.service import RunDirectory, RunView
 from proxy.versions.repository import UNDECIDED, VersionRepository, wanted_version
 
+# How often the comparison of a serving version that nothing is wrong with is computed in full, for people to see: a
+# verdict needs only the means as long as they have not fallen.
+_DRAWN_SECONDS = 10.0
+
 # Served versions before the serving one with whose evaluations a candidate is compared too.
 _EARLIER = 8
 
@@ -61,8 +66,8 @@ class Candidate(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """What the watch has found: about the serving version, and the suspected version to be taken back with its
-    finding."""
+    """What the watch has found: about the serving version, without evidence if it was not computed in full, and the
+    suspected version to be taken back with its finding."""
 
     serving: int
     finding: Finding
@@ -80,6 +85,8 @@ class GateKeeper:
         self._evidence = Evidence()
         self._watched_before: dict[str, int] = {}
         """A hash of the sessions that the last comparison of a run was about: equal ones give the same result."""
+        self._drawn: dict[str, tuple[float, int]] = {}
+        """When the last comparison in full was made, and its hash."""
 
     async def tend(self) -> None:
         """Look at every run once, and decide what can be decided. Raises StoreUnavailable."""
@@ -166,7 +173,7 @@ class GateKeeper:
         if watched.bad is not None:
             version, finding = watched.bad
             await self._commit(partial(roll_back, run, version, finding))
-        else:
+        elif watched.finding.evidence:
             await self._commit(partial(_save_watch, run, watched), wakes=False)
 
     def _watched(self, run: RunView, connection: Connection) -> Watched | None:
@@ -187,15 +194,20 @@ class GateKeeper:
         since = min(row.served_at for row in served)
         rows = repository.sessions(run.id, versions, since=since)
         about = hash((release.model_dump_json(), *versions, *((row.id, row.reward) for row in rows)))
-        if about == self._watched_before.get(run.id):
+        now = self._clock()
+        drawn_at, drawn = self._drawn.get(run.id, (-math.inf, 0))
+        is_due = about != drawn and not 0 <= now - drawn_at < _DRAWN_SECONDS
+        if about == self._watched_before.get(run.id) and not is_due:
             return None
         self._watched_before[run.id] = about
+        if is_due:
+            self._drawn[run.id] = now, about
         arms = self._evidence.arms(connection, run, rows)
         found: dict[int, Finding] = {}
         for index in range(min(wanted.window, len(versions) - 1)):
             before = joined(arms, versions[index + 1 : index + 1 + wanted.predecessors])
             suspects = joined(arms, versions[: index + 1])
-            found[versions[index]] = watch_finding(release, suspects, before, is_drawn=index == 0)
+            found[versions[index]] = watch_finding(release, suspects, before, is_drawn=is_due and index == 0)
         failed = [version for version, finding in found.items() if finding.state == "failed"]
         # The change was where the means differ most: an earlier cut counts good versions among the bad ones.
         worst = min(failed, key=lambda version: _difference(found[version]), default=None)

@@ -73,6 +73,19 @@ class Proxy:
         found: dict[str, Any] = answer.json()
         return found
 
+    async def page(self) -> str:
+        """Return the page of the versions, as an administrator sees it."""
+        own = {"origin": "http://proxy.test"}
+        await self.client.post("/admin/login", data={"key": ADMIN}, headers=own)
+        answer = await self.client.get("/admin/runs/policy/versions")
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    async def decide(self, **form: str) -> httpx.Response:
+        """Send the form of the page."""
+        own = {"origin": "http://proxy.test"}
+        return await self.client.post("/admin/runs/policy/versions", data=form, headers=own)
+
     async def states(self) -> list[str]:
         return [each["state"] for each in reversed((await self.api("/versions"))["versions"])]
 
@@ -153,6 +166,9 @@ async def test_a_bad_canary_on_an_engine_set_apart_is_refused_and_the_engine_com
         await proxy.until_answered_by("policy@0")
         gates = (await proxy.api("/versions/1/gates"))["findings"]
         assert {each["gate"]: each["state"] for each in gates} == {"canary": "failed", "guards": "passed"}
+        page = await proxy.page()
+        assert "it is worse: mean reward -1.000" in page
+        assert '<svg class="confidence"' in page
         engines = (await proxy.client.get("/api/v1/engines", headers=bearer(ADMIN))).json()["engines"]
         assert [list(each["versions"].values()) for each in engines] == [[0], [0]]
 
@@ -189,7 +205,10 @@ async def test_restarted_without_a_trainer_it_serves_the_version_that_served(tmp
             await proxy.until_states("serving", "canary", "rejected")
             await proxy.api("/versions/1/reject", {"reason": "not yet"})
         if how == "pinned":
-            await proxy.api("/versions/1/pin", {"reason": "demo"})
+            await proxy.page()
+            refused = await proxy.decide(change="pin", version="1")
+            assert (refused.status_code, "give a reason" in refused.text) == (400, True)
+            assert (await proxy.decide(change="pin", version="1", reason="demo")).status_code == 303
         await proxy.until_answered_by(expected)
     # Both are new processes: the engine holds its base model only.
     async with open_proxy(tmp_path, make_engines(tmp_path, 1), release, kind) as proxy:
