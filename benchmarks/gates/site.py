@@ -56,7 +56,7 @@ class Site:
         self._runs = RunDirectory(self._database, system_clock)
         settings = RunSettings(
             name="policy",
-            model="base/model",
+            model=str(self._directory),
             weights="adapter",
             release=ReleaseSettings.model_validate(self._release),
         )
