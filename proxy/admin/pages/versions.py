@@ -82,7 +82,7 @@ async def _make(
         raise InvalidRequest("give a reason: the event log has it", param="reason")
     of_run = await service(request, RunDirectory).by_id(summary.id)
     of_run.refuse_archived()
-    steering, decision = service(request, VersionSteering), Decision(reason=reason, by=visitor.key_id)
+    steering, decision = service(request, VersionSteering), Decision(reason=reason, by=visitor.principal.key_id)
     if change == "unpin":
         await steering.unpin(of_run, decision)
     elif change == "rollback":
