@@ -68,13 +68,13 @@ def main() -> int:
     began = time.monotonic()
     found = measure(options.only or KINDS, jobs=options.jobs, short=options.short)
     if options.only:
+        # The others' figures keep the machine of their own measurement.
+        found = {kind: figures | {"machine": describe()} for kind, figures in found.items()}
         found = {**json.loads(RESULT.read_text()), **found}
     print(page(found))
     if options.short:
         return 0
-    if not options.only:
-        found |= {"seconds": round(time.monotonic() - began)}
-    result = {**found, "machine": describe()}
+    result = found if options.only else {**found, "seconds": round(time.monotonic() - began), "machine": describe()}
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     reached = judged(result)
     for target, is_reached in reached:
