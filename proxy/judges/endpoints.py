@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from proxy.auth.access import Right
+from proxy.errors import InvalidRequest
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
 from proxy.http.services import service
@@ -73,10 +74,15 @@ async def agreement(
     request: Request,
     run: str,
     judge: str,
-    source: Annotated[str, Query(min_length=1, max_length=128, description="The source of the people's rewards.")],
+    source: Annotated[
+        str | None, Query(min_length=1, max_length=128, description="The source of the people's rewards. Required.")
+    ] = None,
 ) -> JSONResponse:
     """Show how far the judge's scores agree with people's rewards of the same sessions and turns."""
     found = await trainers_run(request, run, Right.READ)
+    # Checked after the key: whoever may not know the run learns nothing about its endpoints either.
+    if source is None:
+        raise InvalidRequest("source is required: the source of the people's rewards, such as `api`", param="source")
     result = await service(request, JudgeDirectory).agreement(found, judge, source)
     return JSONResponse(msgspec.to_builtins(result))
 
