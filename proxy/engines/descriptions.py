@@ -21,14 +21,16 @@ class SchedulerState(msgspec.Struct, frozen=True):
 class ServerInfo(msgspec.Struct, frozen=True):
     """The answer of `/server_info`: the flags that the engine was started with, and the state of its schedulers.
 
-    `adapters_from_disk` and `whole_prompts` are base-rl's own. An engine with `whole_prompts` computes every prompt
-    at once, with the weights of its first token; SGLang continues cached prefixes and divides long prompts.
+    `adapters_from_disk`, `whole_prompts` and `loads_between_steps` are base-rl's own. An engine with `whole_prompts`
+    computes every prompt at once, with the weights of its first token; SGLang continues cached prefixes and divides
+    long prompts. An engine with `loads_between_steps` generates while it reads new weights.
     """
 
     grammar_backend: str | None = None
     enable_deterministic_inference: bool = False
     adapters_from_disk: bool = False
     whole_prompts: bool = False
+    loads_between_steps: bool = False
     enable_lora: bool | None = None
     dtype: str | None = None
     quantization: str | None = None

@@ -82,7 +82,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     model by name. `adapter_names` are the adapters in memory; the engine may have put others aside, which it loads
     again when a request names them. `max_running` is the number of requests that it runs at once, `context_length`
     that of tokens in a prompt with its answer, `max_adapters` that of adapters in its memory; None: it does not
-    report it. `is_float32`: it says that it computes with the numbers of float32 files as they are."""
+    report it. `is_float32`: it says that it computes with the numbers of float32 files as they are.
+    `loads_between_steps`: it reads new weights while it generates, so a load needs no pause."""
 
     model_path: str
     weight_label: str
@@ -93,6 +94,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | None = None
     max_adapters: int | None = None
     is_float32: bool = False
+    loads_between_steps: bool = False
 
 
 class Engine(Protocol):
@@ -123,7 +125,8 @@ class Engine(Protocol):
     async def load_weights(self, path: str, label: str) -> None:
         """Load a Hugging Face directory (or an adapter's, see `EngineInfo`), and verify that `label` is served.
 
-        Call it between `pause` and `resume`, so that running requests continue with the new weights.
+        Call it between `pause` and `resume`, so that running requests continue with the new weights; an engine that
+        `loads_between_steps` needs neither.
         """
         ...
 

@@ -80,6 +80,7 @@ class SglangEngine:
         self._max_running: int | None = None
         self._context_length: int | None = None
         self._is_float32 = False
+        self._loads_between_steps = False
         self._pause_mode: PauseMode | None = None
 
     @property
@@ -199,6 +200,7 @@ class SglangEngine:
             context_length=self._context_length,
             max_adapters=self._max_adapters if self._names_adapters else None,
             is_float32=self._is_float32,
+            loads_between_steps=self._loads_between_steps,
         )
 
     async def draws_by_seed(self) -> bool:
@@ -221,6 +223,7 @@ class SglangEngine:
         self._names_adapters = bool(server.enable_lora)
         self._generations.shares_prefixes = not server.whole_prompts
         self._is_float32 = server.dtype == "float32" and server.quantization is None
+        self._loads_between_steps = server.loads_between_steps
         self._max_running = server.max_running
         self._context_length = server.context_length
         self._max_adapters = server.max_loaded_loras

@@ -1,4 +1,4 @@
-"""Put a version into the engine: pause generation, load the weights, resume."""
+"""Put a version into the engine: pause generation, load the weights, resume. Engines that need no pause get none."""
 
 from __future__ import annotations
 
@@ -56,20 +56,26 @@ class WeightLoader:
             # An engine of whole weights would skip the adapter's tensors and serve the base under the version's
             # label.
             raise EngineFailed(_NO_ADAPTERS)
+        if info.loads_between_steps:
+            await self._give(target, label)
+            return 0.0
         loop = asyncio.get_running_loop()
         began = loop.time()
         self.may_be_paused = True
         try:
             await self._engine.pause(PauseMode.IN_PLACE)
-            self._faults.version_given(target)
-            try:
-                await self._engine.load_weights(target.path, label)
-            finally:
-                # Again: the time of suspicion runs from the end of the load, which may take minutes.
-                self._faults.version_given(target)
+            await self._give(target, label)
         finally:
             await self.resume()
         return loop.time() - began
+
+    async def _give(self, target: Target, label: str) -> None:
+        self._faults.version_given(target)
+        try:
+            await self._engine.load_weights(target.path, label)
+        finally:
+            # Again: the time of suspicion runs from the end of the load, which may take minutes.
+            self._faults.version_given(target)
 
     async def resume(self) -> bool:
         """Resume generation and return whether that worked. The attempts continue even if the caller is cancelled."""

@@ -63,6 +63,7 @@ class FakeEngine:
         self.scores: dict[str | None, float] = {}
         self.ignores_adapters = False
         self.is_float32 = False
+        self.loads_between_steps = False
         self.sums: dict[str, str] = {}
         self.calls: list[tuple[str, object]] = []
         self.requests: list[GenerateRequest] = []
@@ -183,6 +184,7 @@ class FakeEngine:
             adapter_names=tuple(self.loras),
             max_adapters=self.max_adapters,
             is_float32=self.is_float32,
+            loads_between_steps=self.loads_between_steps,
         )
 
     async def draws_by_seed(self) -> bool:

@@ -14,7 +14,7 @@ from proxy.engines.common.grammar_compiler import GrammarCompiler
 from proxy.engines.embedded.cache import SlotCache
 from proxy.engines.embedded.lora import AdaptedLayers, Adapter, Rows
 from proxy.engines.embedded.stopping import Decode
-from proxy.engines.embedded.weights import check, put
+from proxy.engines.embedded.weights import NewWeights, prepare
 
 log = logging.getLogger("base_rl.embedded")
 
@@ -106,10 +106,10 @@ class ServedModel:
             found += logits_tv.float().log_softmax(-1).gather(-1, targets_t[:, None])[:, 0].tolist()
         return found
 
-    def load(self, tensors: Mapping[str, torch.Tensor], *, complete: bool) -> None:
-        """Replace weights in place. Raises WeightsRefused, with nothing changed, if they do not fit."""
-        check(self.network, tensors, complete=complete)
-        put(self.network, tensors)
+    def prepare(self, tensors: Mapping[str, torch.Tensor], *, complete: bool) -> NewWeights:
+        """Return weights that `NewWeights.put` makes this model's. Any thread may call this while the model computes.
+        Raises WeightsRefused if they do not fit."""
+        return prepare(self.network, tensors, complete=complete)
 
     def _forward(
         self, ids: torch.Tensor, *, mask: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor | None

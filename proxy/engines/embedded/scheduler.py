@@ -11,7 +11,7 @@ import concurrent.futures
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from proxy.engines.embedded.generation import Generation
 from proxy.engines.embedded.grammar import allowed_next
 from proxy.engines.embedded.model import ServedModel
 from proxy.engines.embedded.sampling import BatchRules, sample
+from proxy.engines.embedded.weights import NewWeights
 
 log = logging.getLogger("base_rl.embedded")
 
@@ -115,12 +116,9 @@ class Scheduler:
         """Continue generating."""
         self._paused = False
 
-    def load(self, tensors: Mapping[str, torch.Tensor], *, label: str | None, complete: bool) -> None:
-        """Replace weights; later tokens carry `label`. Running requests continue with their cache.
-
-        Raises WeightsRefused, with nothing changed, if they do not fit.
-        """
-        self.model.load(tensors, complete=complete)
+    def load(self, weights: NewWeights, *, label: str | None) -> None:
+        """Replace weights; later tokens carry `label`. Running requests continue with their cache."""
+        weights.put()
         if label is not None:
             self.weight_label = label
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,6 +27,8 @@ from proxy.engines.embedded.wire import TensorUpdate
 
 # A model thread that ends no step for this long is not healthy: as long as SGLang's own health check waits.
 _HEALTH_SECONDS = 20.0
+
+Tensors = Mapping[str, torch.Tensor]
 
 _Result = TypeVar("_Result")
 
@@ -86,12 +89,19 @@ class EmbeddedEngine:
         ]
 
     async def load_directory(self, path: str, label: str | None) -> None:
-        # The files are read while requests continue; only the copy into the model stops them.
         is_adapter = holds_adapter(path)
         with self._base_changes(None if is_adapter else path):
-            tensors = await asyncio.to_thread(read_adapted if is_adapter else read_directory, path)
-            await self._between_steps(partial(self.scheduler.load, tensors, label=label, complete=True))
+            await self._load(partial(read_adapted if is_adapter else read_directory, path), label, complete=True)
         self._model.path = path
+
+    async def _load(self, read: Callable[[], Tensors], label: str | None, *, complete: bool) -> None:
+        """Read and copy weights while requests continue, and exchange them for the model's between two steps.
+
+        The memory holds them twice meanwhile. Raises WeightsRefused, with nothing changed, if they do not fit.
+        """
+        weights = await asyncio.to_thread(lambda: self._model.prepare(read(), complete=complete))
+        await self._between_steps(partial(self.scheduler.load, weights, label=label))
+        await asyncio.to_thread(weights.release)
 
     async def load_adapter(self, body: AdapterLoad) -> None:
         await self._adapters.load(body)
@@ -184,6 +194,7 @@ class EmbeddedEngine:
             "enable_deterministic_inference": True,  # a seed decides the samples of its request
             "adapters_from_disk": True,
             "whole_prompts": True,
+            "loads_between_steps": True,
             "enable_lora": self._limits.loaded > 0,
             "max_loaded_loras": self._limits.loaded,
             "max_lora_rank": self._limits.rank,
@@ -213,10 +224,9 @@ class EmbeddedEngine:
             return outcome(success=False, message="Call /begin_weight_update first.")
         try:
             body = decode(await request.body(), TensorUpdate)
-            tensors = await asyncio.to_thread(read_serialized, body.serialized_named_tensors)
-            load = partial(self.scheduler.load, tensors, label=body.weight_version, complete=False)
+            read = partial(read_serialized, body.serialized_named_tensors)
             with self._base_changes(None):
-                await self._between_steps(load)
+                await self._load(read, body.weight_version, complete=False)
         except RequestRefused as error:
             return outcome(success=False, message=str(error))
         return outcome(success=True, message="Success")

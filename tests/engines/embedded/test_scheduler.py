@@ -136,10 +136,26 @@ def test_weights_that_do_not_fit_change_nothing(models: Models, tmp_path: Path) 
         (tmp_path / name).mkdir()
         save_file(wrong, tmp_path / name / "model.safetensors")
         with pytest.raises(WeightsRefused, match=words):
-            model.load(read_directory(str(tmp_path / name)), complete=True)
+            model.prepare(read_directory(str(tmp_path / name)), complete=True)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.network.state_dict().items())
-    model.load(good, complete=True)
-    assert torch.equal(model.network.lm_head.weight, good["model.embed_tokens.weight"])
+
+
+def test_new_weights_are_exchanged_without_a_copy_and_tied_ones_stay_tied(models: Models) -> None:
+    model = served(models)
+    embedding, file = model.network.get_input_embeddings().weight, models.b / "model.safetensors"
+    good, before, numbers = load_file(file), embedding.detach(), embedding.detach().clone()
+    weights = model.prepare(read_directory(str(models.b)), complete=True)
+    assert torch.equal(embedding, numbers), "the model computes with its own until `put`"
+    weights.put()
+    assert torch.equal(before, numbers), "nothing was copied into the old memory"
+    assert model.network.get_input_embeddings().weight is model.network.lm_head.weight is embedding
+    own = model.network.state_dict()
+    assert all(torch.equal(own[name], tensor) for name, tensor in good.items())
+    weights.release()
+    part = model.prepare({"lm_head.weight": before.double()}, complete=False)
+    part.put()
+    assert torch.equal(embedding, numbers)
+    assert embedding.dtype is torch.float32
 
 
 def test_directories_and_texts_without_weights_are_refused(tmp_path: Path) -> None:

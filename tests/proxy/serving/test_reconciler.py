@@ -267,6 +267,16 @@ async def test_a_commit_is_swapped_in(bench: Bench) -> None:
     assert bench.engine.calls == []
 
 
+async def test_an_engine_that_loads_between_steps_is_not_paused(bench: Bench) -> None:
+    bench.engine.loads_between_steps = True
+    await bench.swaps.reconcile()
+    weights = await bench.commit()
+    bench.engine.calls.clear()
+    await bench.swaps.reconcile()
+    assert bench.engine.calls == [("load_weights", (weights.uri, bench.label(1)))]
+    assert (bench.serving(), bench.heard.seconds) == (1, [0.0])
+
+
 async def test_a_difference_is_made_whole_before_the_engine_reads_it(bench: Bench, tmp_path: Path) -> None:
     inspector = WeightsInspector(bench.directory, tmp_path / "cache", 10**9)
     world = bench.world
