@@ -8,6 +8,7 @@ from proxy.admin.pages import (
     events,
     files,
     jobs,
+    judges,
     keys,
     projects,
     review,
@@ -16,18 +17,21 @@ from proxy.admin.pages import (
     sessions,
     signing_in,
     versions,
+    webhook_forms,
     webhooks,
 )
 from proxy.admin.pages.common import page_router
 
 router = page_router()
 
-# `files` is last: it answers every address that no page before it has.
+# `files` is last: it answers every address that no page before it has. `webhook_forms` is before `webhooks`, which
+# refuses changes that it does not know.
 for _pages in (
     signing_in,
     board,
     runs,
     versions,
+    judges,
     run_forms,
     sessions,
     review,
@@ -35,6 +39,7 @@ for _pages in (
     keys,
     engines,
     jobs,
+    webhook_forms,
     webhooks,
     events,
     files,

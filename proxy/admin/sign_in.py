@@ -52,8 +52,8 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
         return may_administrate(self.principal)
 
     @property
-    def manages_keys(self) -> bool:
-        """Whether the visitor may manage keys, in the scope of theirs."""
+    def manages(self) -> bool:
+        """Whether the visitor may manage keys and webhooks, in the scope of theirs."""
         return has_right(self.principal, Right.CHANGE)
 
     @property
@@ -66,9 +66,13 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
             names.append("Review")
         if has_right(self.principal, Right.SEE_PROJECT):
             names.append("Projects")
-        if self.manages_keys:
+        if self.manages:
             names.append("Keys")
-        names += ["Engines", "Jobs", "Webhooks", "Events"] if self.is_admin else ["Events"]
+        if self.is_admin:
+            names += ["Engines", "Jobs"]
+        if self.manages:
+            names.append("Webhooks")
+        names.append("Events")
         return tuple((name, "/admin" if name == "Runs" else f"/admin/{name.lower()}") for name in names)
 
     @property

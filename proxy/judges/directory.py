@@ -13,6 +13,7 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.jobs.kinds import JobRefused
 from proxy.judges.agreement import Agreement, agreement_of
 from proxy.judges.prompts import Prompts, fingerprint
+from proxy.judges.recording import SOURCE
 from proxy.judges.repository import JudgementRepository
 from proxy.judges.views import JudgeView, Rejudging
 from proxy.lifecycle.drift import WINDOW, drift_of
@@ -25,6 +26,9 @@ from proxy.settings import JudgeSettings
 MOST_SESSIONS = 500
 # Scores that an agreement is computed from, the newest ones.
 MOST_COMPARED = 2000
+MOST_SOURCES = 40
+# With the sources of judges, of which a run has had more than it has now.
+_MOST_LOOKS = 2 * MOST_SOURCES
 
 
 class JudgeDirectory:
@@ -55,6 +59,34 @@ class JudgeDirectory:
             lambda connection: JudgementRepository(connection).pairs(run.id, name, source, form, limit=MOST_COMPARED)
         )
         return agreement_of(pairs, low=judge.low, high=judge.high)
+
+    async def sources(self, run: RunView) -> list[str]:
+        """Return the sources of the run's rewards except for judges, the first MOST_SOURCES in their order."""
+
+        def read(connection: Connection) -> list[str]:
+            repository, found, last = JudgementRepository(connection), list[str](), ""
+            # One look into the index for each source, because a run may have millions of rewards.
+            for _ in range(_MOST_LOOKS):
+                source = repository.next_source(run.id, last)
+                if source is None or len(found) == MOST_SOURCES:
+                    break
+                last = source
+                if not source.startswith(SOURCE):
+                    found.append(source)
+            return found
+
+        return await self._database.read(read)
+
+    async def unscored(self, run: RunView, name: str) -> int:
+        """Return how many sessions `rejudge` would let the judge score, at most MOST_SESSIONS. Raise NotFound for an
+        unknown judge."""
+        _, form = self._form(run, name)
+        found = await self._database.read(
+            lambda connection: JudgementRepository(connection).unscored(
+                run.id, name, form, session_ids=None, limit=MOST_SESSIONS
+            )
+        )
+        return len(found)
 
     def _form(self, run: RunView, name: str) -> tuple[JudgeSettings, str]:
         """Return a judge of the run with its fingerprint. Raise NotFound, and InvalidRequest if its prompt cannot be

@@ -15,6 +15,8 @@ from proxy.judges.repository import JudgementRepository
 from proxy.judges.subjects import Candidate, Judged, Score, Subject, Usage, digest_of
 from proxy.lifecycle.lifecycle import settle
 
+SOURCE = "judge:"
+"""The beginning of the source of a judge's rewards; its name follows."""
 _WITH_THE_TRAINER = (TrainingState.LEASED.value, TrainingState.CONSUMED.value)
 
 
@@ -108,7 +110,7 @@ def _reward(
         "turn_id": score.turn_id or candidate.turn_id,
         "name": score.reward or subject.judge.reward or subject.name,
         "value": score.verdict.score,
-        "source": f"judge:{subject.name}",
+        "source": f"{SOURCE}{subject.name}",
         "comment": cut + score.verdict.rationale,
         # Clients' keys end with a control character and a name, so none of them is equal to this one.
         "idempotency_key": f"judge:{subject.name}:{subject.fingerprint}:{candidate.session_id}:{digest}",

@@ -90,6 +90,11 @@ class JudgementRepository:
         found = self._connection.execute(select(scored.c.score, scored.c.people).where(scored.c.people.is_not(None)))
         return [(score, value) for score, value in found]
 
+    def next_source(self, run_id: str, after: str) -> str | None:
+        """Return the first source of the run's rewards after `after`, in the order of the database."""
+        statement = select(func.min(RewardRow.source)).where(RewardRow.run_id == run_id, RewardRow.source > after)
+        return self._connection.execute(statement).scalar_one_or_none()
+
     def scores(self, run_id: str, judge: str, fingerprint: str, *, limit: int) -> list[float]:
         """Return the newest scores of the judge in this form, in order of arrival."""
         statement = select(JudgementRow.score).where(

@@ -13,15 +13,19 @@ from starlette.exceptions import HTTPException
 
 from proxy.admin.boundary import PageRoute
 from proxy.admin.sign_in import SignIn, Visitor, check_origin
-from proxy.auth.access import unknown_run
+from proxy.auth.access import Right, require_right, unknown_run
 from proxy.errors import BaseRlError, InvalidRequest, PermissionDenied
 from proxy.http.services import service
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunSummary
+from proxy.projects.service import ProjectDirectory
 from proxy.settings import Settings
 
 PAGE_SIZE = 20
 """Rows per page of a table."""
+
+NO_STORE = {"cache-control": "no-store"}
+"""The header of an answer with a secret, which must not stay in the browser's cache."""
 
 
 def page_router() -> APIRouter:
@@ -53,6 +57,14 @@ async def _administrator(visitor: Guest) -> Visitor:
 
 
 Administrator = Annotated[Visitor, Depends(_administrator)]
+
+
+async def _manager(visitor: Guest) -> Visitor:
+    require_right(visitor.principal, Right.CHANGE)
+    return visitor
+
+
+Manager = Annotated[Visitor, Depends(_manager)]
 
 
 def _own_origin(request: Request) -> None:
@@ -99,3 +111,17 @@ def field_errors(error: BaseRlError, fields: Collection[str]) -> dict[str, str]:
     """Return the error's message by the form field that it is about; by an empty text if it is about none of
     `fields`."""
     return {error.param if error.param is not None and error.param in fields else "": error.message}
+
+
+def chosen_seconds(text: str, choices: Mapping[str, str]) -> float:
+    """Return the seconds of a choice of a form. Raise InvalidRequest for a text that is none."""
+    if text not in choices or not text:
+        raise InvalidRequest("choose one of the times")
+    return float(text)
+
+
+async def scope_names(request: Request, overview: OverviewService) -> dict[str, str]:
+    """Return the names of runs and projects by their ids."""
+    names = {run.id: run.name for run in await overview.board.glances(with_archived=True)}
+    projects = await service(request, ProjectDirectory).list_()
+    return names | {project.id: project.name for project in projects}

@@ -9,17 +9,20 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from proxy.admin.limits_form import LABELS, limit_texts, limits_in
 from proxy.admin.pages.common import (
+    NO_STORE,
     OWN_ORIGIN,
     PAGE_SIZE,
-    Guest,
+    Manager,
+    chosen_seconds,
     field_errors,
     form_of,
     page_router,
     query_of,
+    scope_names,
 )
 from proxy.admin.sign_in import Visitor
 from proxy.admin.templating import render
-from proxy.auth.access import PrincipalKind, Right, require_right
+from proxy.auth.access import PrincipalKind
 from proxy.auth.service import BOOTSTRAP, Credentials, KeyView
 from proxy.errors import BaseRlError, Conflict, InvalidRequest, NotFound, PermissionDenied
 from proxy.http.body import validated
@@ -40,16 +43,6 @@ LIVES = {"": "never", "86400": "in a day", "604800": "in a week", "2592000": "in
 """The choices of a key's life: seconds, and the words for them."""
 GRACES = {"0": "stops at once", "3600": "works for an hour", "86400": "works for a day", "604800": "works for a week"}
 """The choices for the replaced key of a rotation."""
-# The text of a key must not stay in the browser's cache.
-_NO_STORE = {"cache-control": "no-store"}
-
-
-async def _manager(visitor: Guest) -> Visitor:
-    require_right(visitor.principal, Right.CHANGE)
-    return visitor
-
-
-Manager = Annotated[Visitor, Depends(_manager)]
 
 
 def _credentials(request: Request) -> Credentials:
@@ -117,7 +110,7 @@ async def create_key(request: Request, overview: Overview, credentials: Keys, vi
         if form.get("all_runs"):
             given["all_runs"] = True
         if form.get("expires_in"):
-            given["expires_in"] = _seconds(form["expires_in"], LIVES)
+            given["expires_in"] = chosen_seconds(form["expires_in"], LIVES)
         if (limits := limits_in(form)) is not None:
             given["limits"] = limits
         made = await create_checked(validated(NewKeyBody, given), visitor.principal, overview, credentials, directory)
@@ -146,7 +139,7 @@ async def change_key(
         if "name" in form and (form["name"].strip() or None) != view.name:
             given["name"] = form["name"].strip() or None
         if form.get("expires_in", "keep") != "keep":
-            given["expires_in"] = _seconds(form["expires_in"], LIVES) if form["expires_in"] else None
+            given["expires_in"] = chosen_seconds(form["expires_in"], LIVES) if form["expires_in"] else None
         if view.kind.value in _LIMITED:
             given["limits"] = limits_in(form, view.limits)
         if given:
@@ -165,7 +158,7 @@ async def rotate_key(
     view = await managed_key(key_id, visitor.principal, overview, credentials)
     form = await form_of(request)
     try:
-        grace = validated(RotateBody, {"grace_seconds": _seconds(form.get("grace", "0"), GRACES)})
+        grace = validated(RotateBody, {"grace_seconds": chosen_seconds(form.get("grace", "0"), GRACES)})
         rotated = await credentials.rotate(key_id, grace_seconds=grace.grace_seconds)
     except (InvalidRequest, Conflict) as error:
         page = await _key_page(request, overview, visitor, view, _errors(error))
@@ -190,16 +183,9 @@ async def revoke_key(key_id: str, overview: Overview, credentials: Keys, visitor
     return RedirectResponse("/admin/keys", status_code=303)
 
 
-async def scope_names(request: Request, overview: OverviewService) -> dict[str, str]:
-    """Return the names of runs and projects by their ids."""
-    names = {run.id: run.name for run in await overview.board.glances(with_archived=True)}
-    projects = await service(request, ProjectDirectory).list_()
-    return names | {project.id: project.name for project in projects}
-
-
 async def _made(credentials: Credentials, visitor: Visitor, key_id: str, text: str) -> Response:
     view = await credentials.find(key_id)
-    return HTMLResponse(render("key_made.html", visitor=visitor, key=view, text=text), headers=_NO_STORE)
+    return HTMLResponse(render("key_made.html", visitor=visitor, key=view, text=text), headers=NO_STORE)
 
 
 async def _limits_by_key(request: Request, visitor: Visitor) -> dict[str, LimitsView]:
@@ -258,9 +244,3 @@ def _revoke_page(view: KeyView, visitor: Visitor, overview: OverviewService, err
 
 def _errors(error: BaseRlError) -> dict[str, str]:
     return field_errors(error, ("kind", "run", "project", "name", "expires_in", *LABELS))
-
-
-def _seconds(text: str, choices: dict[str, str]) -> float:
-    if text not in choices or not text:
-        raise InvalidRequest("choose one of the times")
-    return float(text)

@@ -193,7 +193,7 @@ async def _page(
 ) -> str:
     glances = await overview.board.glances(with_archived=True)
     keys = []
-    if visitor.manages_keys:
+    if visitor.manages:
         kinds = [kind for kind in PrincipalKind if kind is not PrincipalKind.SESSION]
         keys = await service(request, Credentials).page(kinds=kinds, project_id=view.id, limit=_MOST_KEYS)
     errors = {} if error is None else {of: error.message} if of else field_errors(error, tuple(LABELS))

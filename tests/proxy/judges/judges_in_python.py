@@ -34,3 +34,7 @@ def failing(session: dict[str, Any]) -> float:
 def slow(_session: dict[str, Any]) -> float:
     time.sleep(0.5)
     return 1.0
+
+
+def by_number(session: dict[str, Any]) -> float:
+    return int(session["messages"][0]["content"]) / 10

@@ -57,6 +57,19 @@ async def test_scores_are_compared_with_peoples_rewards_of_the_same_sessions(wor
     assert (await world.judges.agreement(run, "taste", "nobody")).pairs == 0
 
 
+async def test_sources_to_compare_with_are_those_that_are_no_judges(database_url: str) -> None:
+    async with open_world(database_url) as world:
+        session_id = await world.session()
+        assert await world.judges.unscored(await world.run(), "taste") == 1
+        await world.run_jobs()
+        assert await world.judges.unscored(await world.run(), "taste") == 0
+        for source in ("reviewer:ada", "api", "Zoe"):
+            item = FeedbackItem(entries=(("reward", 1.0),), session_id=session_id, source=source)
+            await world.store.feedback.record(world.store.owner, [item])
+        assert {one.source for one in await world.rewards()} > {"judge:taste"}
+        assert sorted(await world.judges.sources(await world.run())) == ["Zoe", "api", "reviewer:ada"]
+
+
 async def test_a_drifting_judge_is_a_problem_of_health(world: World) -> None:
     sessions = [await world.session() for _ in range(2 * WINDOW)]
     health = HealthCheck(database=world.store.database, clock=world.store.clock, engines=None, data_dir=None)

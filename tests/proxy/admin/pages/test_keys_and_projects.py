@@ -2,76 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
-
-import httpx
-import pytest
-from pydantic import SecretStr
-
-from proxy.app import create_app
-from proxy.settings import BootstrapSettings, RunSettings, ServerSettings, Settings
-from tests.fakes.engine import FakeEngine
-from tests.proxy.overview.site import ORIGIN
-from tests.proxy.tokens.models import write_model
-from tests.running_app import bearer, running
-
-ADMIN = "rl-admin-chosen"
-OWN = {"origin": ORIGIN}
-
-
-class Browser:
-    """A client that is signed in to the admin page."""
-
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.client = client
-
-    async def enter(self, key: str) -> None:
-        self.client.cookies.clear()
-        reply = await self.client.post("/admin/login", data={"key": key}, headers=OWN)
-        assert reply.status_code == 303, reply.text
-
-    async def page(self, path: str, status: int = 200) -> str:
-        reply = await self.client.get(path)
-        assert reply.status_code == status, reply.text
-        return reply.text
-
-    async def send(self, path: str, status: int = 303, **form: str) -> httpx.Response:
-        reply = await self.client.post(path, data=form, headers=OWN)
-        assert reply.status_code == status, reply.text
-        return reply
-
-    async def ask(self, method: str, path: str, key: str = ADMIN, **body: Any) -> Any:
-        reply = await self.client.request(method, path, headers=bearer(key), json=body or None)
-        assert reply.is_success, reply.text
-        return reply.json()
-
-
-@pytest.fixture
-async def browser(tmp_path: Path) -> AsyncIterator[Browser]:
-    """Signed in with an admin key, to an installation with the runs `mine` of `shop` and `theirs` of `elsewhere`."""
-    model = str(write_model(tmp_path / "model"))
-    app = create_app(
-        Settings(
-            server=ServerSettings(data_dir=tmp_path / "data", public_url=ORIGIN),
-            bootstrap=BootstrapSettings(admin_key=SecretStr(ADMIN)),
-            run=RunSettings(name="mine", model=model, project="shop"),
-            runs={"theirs": RunSettings(name="theirs", model=model, project="elsewhere")},
-        ),
-        engine=FakeEngine(lambda _request: [5, 2], model_path=model, label="default"),
-    )
-    async with running(app) as client:
-        found = Browser(client)
-        await found.enter(ADMIN)
-        yield found
-
-
-def secret_in(text: str) -> str:
-    found = re.search(r'id="secret">([^<]+)<', text)
-    assert found is not None, text
-    return found[1]
+from tests.proxy.admin.pages.browsing import Browser, secret_in
+from tests.running_app import bearer
 
 
 async def test_a_key_from_its_creation_to_its_revocation(browser: Browser) -> None:
