@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 
 from proxy.admin.sign_in import SignIn
 from proxy.auth.service import Credentials
+from proxy.calls.judging import JudgesByRuns
 from proxy.calls.service import CallService
 from proxy.claims.service import ClaimService
 from proxy.clock import Clock
@@ -146,32 +147,6 @@ async def build_services(
     outbound = Client(settings.outbound, clock=clock)
     stack.push_async_callback(outbound.aclose)
     webhook_secrets = SigningSecrets(secret)
-    judge_models = JudgeModels(settings.providers)
-    stack.push_async_callback(judge_models.aclose)
-    prompts = Prompts(settings.judging.prompts_dir)
-    tools = Tools(
-        models=judge_models,
-        client=outbound,
-        secrets=webhook_secrets,
-        functions=Functions(settings.judging, in_proxy=True),
-    )
-    jobs = build_jobs(
-        settings.jobs,
-        database=database,
-        kinds=job_kinds(
-            database=database,
-            settings=settings.jobs,
-            clock=clock,
-            eraser=erasing,
-            retention=retention,
-            webhooks=Delivery(database, outbound, webhook_secrets, signals, clock),
-            judging=JudgingService(database, tools, prompts, signals, clock, metrics),
-        ),
-        signals=signals,
-        clock=clock,
-        observer=metrics,
-        stack=stack,
-    )
     faults = EngineFaults(clock)
     specs = engine_specs(settings)
     registry = EngineRegistry(
@@ -206,6 +181,41 @@ async def build_services(
         observer=metrics,
         limits=limits,
         faults=faults,
+    )
+    judges_by_runs = JudgesByRuns(
+        runs=runs,
+        catalog=calls.models,
+        runtimes=calls.runtimes,
+        swaps=engines,
+        clock=clock,
+        faults=faults,
+        busy_share=settings.judging.busy_share,
+    )
+    judge_models = JudgeModels(settings.providers, judges_by_runs)
+    stack.push_async_callback(judge_models.aclose)
+    prompts = Prompts(settings.judging.prompts_dir)
+    tools = Tools(
+        models=judge_models,
+        client=outbound,
+        secrets=webhook_secrets,
+        functions=Functions(settings.judging, in_proxy=True),
+    )
+    jobs = build_jobs(
+        settings.jobs,
+        database=database,
+        kinds=job_kinds(
+            database=database,
+            settings=settings.jobs,
+            clock=clock,
+            eraser=erasing,
+            retention=retention,
+            webhooks=Delivery(database, outbound, webhook_secrets, signals, clock),
+            judging=JudgingService(database, tools, prompts, signals, clock, metrics),
+        ),
+        signals=signals,
+        clock=clock,
+        observer=metrics,
+        stack=stack,
     )
     # After the engines: a wrong address or model must end the start before anything of it is in the store.
     check = CanaryCheck(calls.runtimes.check, registry=registry, specs=specs)

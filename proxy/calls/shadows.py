@@ -7,10 +7,8 @@ recorded as a turn with the prompt of that answer, or not at all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection
-from contextlib import aclosing, suppress
+from collections.abc import Collection
 from hashlib import blake2b
-from typing import cast
 
 import msgspec
 
@@ -19,22 +17,20 @@ from proxy.calls.models import ServingVersions
 from proxy.calls.observer import TurnObserver
 from proxy.calls.recording import CallContext, TurnRecorder
 from proxy.calls.sampling import for_choice
+from proxy.calls.spare_generation import CapacityRevoked, generate_in_spare, others_use
 from proxy.clock import Clock
 from proxy.contract.identifiers import TurnId, new_turn_id
 from proxy.contract.trajectory import Purpose
 from proxy.engines.faults import EngineFaults
-from proxy.engines.place import EnginePlace
-from proxy.engines.protocol import EngineChunk, EngineFinish, GenerateRequest
+from proxy.engines.protocol import EngineFinish
 from proxy.errors import BaseRlError, InvalidEngineReply, RateLimited
 from proxy.limits.service import Admission
 from proxy.log import logger
-from proxy.settings import JudgeKind, ShadowSettings
+from proxy.settings import JudgeKind
 from proxy.turns.service import TrajectoryStore
 
 # Each holds its prompt in memory while it waits.
 _MOST_WAITING = 256
-# How often an engine is asked again whether other proxies' calls, of which reports are seconds old, have ended.
-_ELSEWHERE_SECONDS = 1.0
 
 _COMPARING = (JudgeKind.RELATIVE, JudgeKind.PAIRWISE)
 """Kinds of judges that compare answers to one prompt."""
@@ -153,56 +149,24 @@ class ShadowAnswers:
             place = self._swaps.find_place(context.served.run.id, context.session.id)
             if place is None:
                 raise _Dropped("unserved")
-            if await _others_use(place, settings):
+            if await others_use(place, settings.busy_share):
                 continue
             plan = msgspec.structs.replace(
                 real, turn_id=new_turn_id(), choice=0, sampling=for_choice(real.sampling, number)
             )
             capture = Capture(plan, runtime.decoder, runtime.choices.read_as(plan.call))
             try:
-                await self._generate(place, capture, runtime.vocabulary_size, settings.busy_share)
+                slot = place.load.slots.spare(settings.busy_share)
+                await generate_in_spare(slot, place, capture, runtime.vocabulary_size, self._clock)
             except InvalidEngineReply as error:
                 self._faults.note(place.engine.name, error.reason)
                 raise
-            except _Revoked:
+            except CapacityRevoked:
                 continue
             if capture.finish is None or (capture.finish is EngineFinish.ABORT and not capture.satisfied):
                 raise _Dropped("aborted")
             capture.flush()
             return capture
-
-    async def _generate(self, place: EnginePlace, capture: Capture, vocabulary_size: int, busy_share: float) -> None:
-        """Generate in spare capacity. Raise _Revoked if calls need the engine."""
-        plan = capture.plan
-        request = GenerateRequest(
-            request_id=plan.turn_id,
-            input_ids=plan.prompt.plan.input_ids,
-            sampling=plan.sampling,
-            stream=plan.watched,
-            vocabulary_size=vocabulary_size,
-            adapter=place.adapter,
-        )
-        slot = place.load.slots.spare(busy_share)
-        outstanding = len(request.input_ids) + plan.sampling.max_new_tokens
-        satisfied = False
-        try:
-            async with slot:
-                place.begin(outstanding)
-                try:
-                    generated = cast("AsyncGenerator[EngineChunk, None]", place.engine.generate(request))
-                    async with aclosing(generated) as chunks:
-                        async for chunk in chunks:
-                            capture.feed(place.labelled(chunk), self._clock())
-                            if plan.watched and capture.satisfied and not satisfied and capture.finish is None:
-                                satisfied = True
-                                with suppress(BaseRlError):  # without the abort, it ends at its bound
-                                    await place.engine.abort(plan.turn_id)
-                finally:
-                    place.end(outstanding)
-        except TimeoutError as error:
-            if slot.revoked:
-                raise _Revoked from error
-            raise
 
     def _drop(self, reason: str, count: int = 1) -> None:
         if self._observer is not None:
@@ -216,10 +180,6 @@ class _Group:
     def __init__(self, under_way: int) -> None:
         self.under_way = under_way
         self.recorded: list[TurnId] = []
-
-
-class _Revoked(Exception):
-    """Calls need the engine."""
 
 
 def is_drawn(turn_id: TurnId, share: float) -> bool:
@@ -247,11 +207,3 @@ async def _admit(admission: Admission) -> None:
     if any(standing.left * 2 < standing.limit for standing in admission.standings()):
         raise _Dropped("limited")
     await admission.to_begin()
-
-
-async def _others_use(place: EnginePlace, settings: ShadowSettings) -> bool:
-    """Return whether other proxies' calls are at an engine that has to be without calls, after a wait if so."""
-    if settings.busy_share or not place.load.tokens_elsewhere:
-        return False
-    await asyncio.sleep(_ELSEWHERE_SECONDS)
-    return True

@@ -72,6 +72,11 @@ class SpareSlot:
         self.revoked = False
         """Whether calls have needed the engine."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the body has begun and no call has needed the engine since."""
+        return self._is_entered and not self.revoked
+
     def revoke(self) -> None:
         """End the body."""
         self.revoked = True

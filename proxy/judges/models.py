@@ -1,4 +1,4 @@
-"""The models of judges: at endpoints and at litellm's providers."""
+"""The models of judges: at endpoints, at litellm's providers, and runs that this installation serves."""
 
 from __future__ import annotations
 
@@ -22,10 +22,20 @@ class Provider(Protocol):
     async def aclose(self) -> None: ...
 
 
-class JudgeModels:
-    """Asks the models of the configured providers."""
+class RunModels(Protocol):
+    """Answers with runs that this process's engines serve (`proxy.calls.judging`)."""
 
-    def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
+    async def ask(self, subject: Subject, messages: Sequence[Mapping[str, Any]], form: dict[str, Any]) -> ModelAnswer:
+        """Return one answer of the run that the subject's judge names, like `JudgeModels.ask`."""
+        ...
+
+
+class JudgeModels:
+    """Asks the models of the configured providers, and runs."""
+
+    def __init__(self, providers: Mapping[str, ProviderSettings], runs: RunModels | None = None) -> None:
+        """`runs` is None in a process without engines, which refuses judges that ask runs."""
+        self._runs = runs
         self._settings = providers
         self._providers: dict[str, Provider] = {
             name: Endpoint(settings) if settings.base_url is not None else LitellmProvider(name, settings)
@@ -37,8 +47,14 @@ class JudgeModels:
             await provider.aclose()
 
     def check(self, judge: JudgeSettings) -> None:
-        """Raise JobRefused if the configuration lacks the judge's provider."""
-        if judge.provider not in self._providers:
+        """Raise JobRefused if the configuration lacks the judge's provider, or this process the engines of runs."""
+        if judge.run_model is not None:
+            if self._runs is None:
+                raise JobRefused(
+                    f"the judge asks a run ({judge.model}), and `base-rl worker` has no engines: leave out [jobs] "
+                    "broker, so that the proxies judge, or ask a provider; then retry the job"
+                )
+        elif judge.provider not in self._providers:
             known = ", ".join(sorted(self._providers)) or "none"
             raise JobRefused(
                 f"the judge's model {judge.model!r} names the provider {judge.provider!r}, which is not configured "
@@ -48,10 +64,12 @@ class JudgeModels:
 
     async def ask(self, subject: Subject, messages: Sequence[Mapping[str, Any]], form: dict[str, Any]) -> ModelAnswer:
         """Return one answer; `form` is its JSON schema. Raise JobRefused if the provider refuses the request for
-        good, JobPostponed if it asks for a pause, JobFailure if it cannot be reached, fails, is too slow or does not
-        answer as a model."""
+        good, JobPostponed if it asks for a pause or the run's engines have no spare capacity, JobFailure if it cannot
+        be reached, fails, is too slow or does not answer as a model."""
         judge = subject.judge
         self.check(judge)
+        if judge.run_model is not None and self._runs is not None:
+            return await self._runs.ask(subject, messages, form)
         assert judge.provider is not None, "no kind without a provider asks a model"
         body: dict[str, Any] = {
             "model": judge.provider_model,

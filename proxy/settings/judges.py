@@ -72,6 +72,7 @@ class JudgeKind(StrEnum):
 
 
 _PROVIDER = r"[a-z0-9][a-z0-9_-]{0,39}/\S{1,200}"
+_RUN = r"run:[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[0-9]{1,9})?"
 
 
 class JudgeSettings(Section):
@@ -81,8 +82,9 @@ class JudgeSettings(Section):
     """`rubric`: a score of one session by criteria. `relative`: scores of all sessions of a group, which the model
     sees together. `pairwise`: shares of won comparisons within a group. `follow_up`: a score of each answer by the
     message that followed it. `verifier`: rewards from an HTTP service. `python`: rewards from a function."""
-    model: Annotated[str, StringConstraints(pattern=rf"^{_PROVIDER}$")] | None = None
-    """`PROVIDER/MODEL`: a provider of the configuration (`[providers.NAME]`), and the model's name there."""
+    model: Annotated[str, StringConstraints(pattern=rf"^({_PROVIDER}|{_RUN})$")] | None = None
+    """`PROVIDER/MODEL`: a provider of the configuration (`[providers.NAME]`), and the model's name there. `run:NAME`
+    or `run:NAME@VERSION`: another run of the same project, which the proxy's engines serve."""
     rubric: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=20_000)] | None = None
     """The criteria, in words. Kinds other than `rubric` have general ones of their own."""
     prompt: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = None
@@ -138,9 +140,14 @@ class JudgeSettings(Section):
         return self
 
     @property
+    def run_model(self) -> str | None:
+        """The run that is asked, `NAME` or `NAME@VERSION`; None for a provider's model and a kind without a model."""
+        return None if self.model is None or not self.model.startswith("run:") else self.model.removeprefix("run:")
+
+    @property
     def provider(self) -> str | None:
-        """The provider's name; None for a kind without one."""
-        return None if self.model is None else self.model.partition("/")[0]
+        """The provider's name; None for a run and for a kind without a model."""
+        return None if self.model is None or self.run_model is not None else self.model.partition("/")[0]
 
     @property
     def provider_model(self) -> str:
@@ -158,6 +165,9 @@ class JudgingSettings(Section):
 
     prompts_dir: Path | None = None
     """The directory of prompts that judges name. Each worker needs the same files."""
+    busy_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Runs answer judges while calls hold at most this share of the engine's slots; 0: while the engine has no
+    calls."""
     python_modules: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")], ...] = ()
     """Modules whose functions `python` judges may call."""
     python_in_proxy: bool = False

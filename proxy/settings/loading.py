@@ -62,6 +62,21 @@ class Settings(Section):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _judges_reach_runs(self) -> Settings:
+        """Raise ValueError for judges that ask runs where workers do the judging: workers have no engines."""
+        if self.jobs.broker is None:
+            return self
+        for run in self.declared_runs:
+            for name, judge in run.judges.items():
+                if judge.run_model is not None:
+                    raise ValueError(
+                        f"the judge {name!r} of the run {run.name!r} asks a run ({judge.model}), and with "
+                        "jobs.broker `base-rl worker` judges, which has no engines: leave out jobs.broker, or ask a "
+                        "provider"
+                    )
+        return self
+
     @property
     def declared_runs(self) -> tuple[RunSettings, ...]:
         """All runs of the configuration, the first one first."""

@@ -71,7 +71,20 @@ def _complete(name: str, own: Any, common: Mapping[str, Any]) -> Any:
         return own
     if own.get("name", name) != name:
         raise ConfigurationError(f"{TABLES}.{name}.name: a run is named by its table; rename the table instead")
-    return {**merge(common, own), "name": name}
+    return _without_itself({**merge(common, own), "name": name}, own)
+
+
+def _without_itself(table: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table without inherited judges that ask this very run: it judges the others."""
+    judges, given = table.get("judges"), own.get("judges", {})
+    if not isinstance(judges, Mapping) or not isinstance(given, Mapping):
+        return table
+    left = {key: judge for key, judge in judges.items() if key in given or not _asks(judge, table["name"])}
+    return {**table, "judges": left}
+
+
+def _asks(judge: Any, run: str) -> bool:
+    return isinstance(judge, Mapping) and str(judge.get("model", "")).partition("@")[0] == f"run:{run}"
 
 
 def _tables_in(text: str) -> Mapping[str, Any]:

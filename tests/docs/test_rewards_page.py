@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 
 from proxy.settings import JudgeKind, JudgingSettings, load_settings
+from proxy.tokens.template import ChatTemplate
 from tests.database import sqlite_database
 from tests.docs.markdown import ROOT, code_blocks
+from tests.proxy.calls.judged import open_judged
 from tests.proxy.judges.model_server import grade
 from tests.proxy.judges.test_comparisons import by_length, group, longer
 from tests.proxy.judges.test_follow_up import by_thanks, conversation
 from tests.proxy.judges.test_programs import http
 from tests.proxy.judges.world import World, open_world
 from tests.proxy.outbound.targets import target
+from tests.proxy.tokens.models import write_model
 
 PAGE = (ROOT / "docs" / "rewards.md").read_text()
 
@@ -58,6 +61,18 @@ async def test_each_kind_gives_rewards(tmp_path: Path, kind: JudgeKind, monkeypa
             await SESSIONS.get(kind, one)(world)
             assert "done" in await world.run_jobs()
             assert max(row.value for row in await world.rewards()) > 0
+
+
+async def test_a_run_judges(tmp_path: Path) -> None:
+    (block,) = [block for block in code_blocks(PAGE, "toml") if "run:" in block]
+    table = tomllib.loads(block)
+    (judge,), runs = table["run"]["judges"].values(), table["runs"]
+    assert judge["model"] == f"run:{next(iter(runs))}"
+    template = ChatTemplate.load(str(write_model(tmp_path / "model", context_length=4096)))
+    async with open_judged(tmp_path, template, sqlite_database(tmp_path), answer=grade(1.0), **judge) as world:
+        await world.judging.session()
+        assert await world.judging.run_jobs() == ["done"]
+        assert [reward.value for reward in await world.judging.rewards()] == [1.0]
 
 
 async def one(world: World) -> None:
