@@ -133,7 +133,12 @@ async def build_services(
     signals = Signals()
     credentials = Credentials(database, secret, clock, outlive_store=outlive_store)
     cache_bytes = int(settings.server.weights_cache_gigabytes * 1e9)
-    inspector = WeightsInspector(settings.weights_dir, settings.weights_cache_dir, cache_bytes)
+    inspector = WeightsInspector(
+        settings.weights_dir,
+        settings.weights_cache_dir,
+        cache_bytes,
+        max_norm_change=settings.server.max_norm_change,
+    )
     stack.push_async_callback(inspector.aclose)
     projects = ProjectDirectory(database, signals, clock)
     runs = RunDirectory(database, clock, inspector.check)

@@ -33,6 +33,9 @@ class ServerSettings(Section):
     in the data directory."""
     weights_cache_gigabytes: PositiveFloat = 50.0
     """Bound on that directory, beyond which versions that were used longest ago are removed."""
+    max_norm_change: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
+    """A version is refused if the root mean square of a tensor is this many times larger or smaller than in its
+    parent; below 0.01, in a fit below 0.1, it counts as that."""
     public_url: Annotated[str, AfterValidator(_http_url)] | None = None
     """The address to show to clients if it is not http://host:port, for example behind a gateway."""
     max_body_mib: PositiveInt = 32

@@ -13,6 +13,7 @@ import msgspec
 from proxy.contract.delta import DeltaUnusable, LocalWeights, is_delta
 from proxy.contract.policy import WeightsReference
 from proxy.errors import StorageUnavailable, WeightsMissing, WeightsRejected
+from proxy.versions.comparison import ParentComparison
 from proxy.versions.weights import (
     BaseModel,
     Signature,
@@ -36,12 +37,18 @@ _REMEMBERED = 64
 
 class WeightsInspector:
     """Checks versions below the storage `root`. Whole files of versions that are stored as differences are made in
-    `cache`, which is kept below `cache_bytes`. Repeated and concurrent requests for one version share one check."""
+    `cache`, which is kept below `cache_bytes`. Repeated and concurrent requests for one version share one check.
+    A tensor's size may change by a factor of `max_norm_change` from a version to the next."""
 
-    def __init__(self, root: Path, cache: Path | None = None, cache_bytes: int = 0) -> None:
+    def __init__(
+        self, root: Path, cache: Path | None = None, cache_bytes: int = 0, *, max_norm_change: float = 10.0
+    ) -> None:
         self._root = root
         self._local = LocalWeights(cache or root / ".whole", cache_bytes, self._locate)
         self._stopping = threading.Event()
+        self._comparison = ParentComparison(
+            self._local, find_base_directory, self._stopping.is_set, most=max_norm_change
+        )
         # One thread: checks read gigabytes, and two at once would only compete for the disk.
         self._thread = ThreadPoolExecutor(1, "weights", initializer=_be_nice)
         self._running: dict[bytes, asyncio.Task[Signature]] = {}
@@ -59,6 +66,17 @@ class WeightsInspector:
             task.add_done_callback(lambda _: self._running.pop(key, None))
         # Shielded: a trainer that repeats its commit after a time-out must find the first check still running.
         await asyncio.shield(task)
+
+    async def compare(
+        self, weights: WeightsReference, parent: WeightsReference | None, base_model: str, *, floor: float
+    ) -> None:
+        """Check that no tensor of a version that has passed `check` is far larger or smaller than in its parent, the
+        base model for None; sizes below `floor` count as `floor`. A parent whose files are not here is not compared.
+
+        Raises WeightsRejected, and StorageUnavailable while the proxy stops.
+        """
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._compare, weights, parent, base_model, floor)
 
     def path_of(self, weights: WeightsReference) -> str:
         """Return the directory from which engines read a version that has passed its check."""
@@ -104,12 +122,14 @@ class WeightsInspector:
 
     def _inspect(self, weights: WeightsReference, base_model: str, before: Signature | None) -> Signature:
         try:
-            weights, directory = self._local.materialise(weights)
-            signature = check_files(weights, directory)
+            whole, directory = self._local.materialise(weights)
+            signature = check_files(whole, directory)
             if signature != before:
-                check_base(weights, directory, base_model)
-                headers = check_headers(weights, directory, find_base(base_model))
-                check_content(weights, directory, headers, self._stopping.is_set)
+                check_base(whole, directory, base_model)
+                headers = check_headers(whole, directory, find_base(base_model))
+                squares: dict[str, float] = {}
+                check_content(whole, directory, headers, self._stopping.is_set, squares)
+                self._comparison.learn(weights, squares, headers)
         except FileNotFoundError as error:
             raise WeightsMissing(f"{error.filename} disappeared while it was checked") from error
         except DeltaUnusable as error:
@@ -120,16 +140,32 @@ class WeightsInspector:
             raise StorageUnavailable(f"{weights.uri} cannot be read: {error.strerror or error}") from error
         return signature
 
+    def _compare(
+        self, weights: WeightsReference, parent: WeightsReference | None, base_model: str, floor: float
+    ) -> None:
+        try:
+            self._comparison.compare(weights, parent, base_model, floor=floor)
+        except InterruptedError as error:
+            raise StorageUnavailable("the proxy is stopping") from error
+
 
 def find_base(model: str) -> BaseModel | None:
-    """Return the tensors and configuration of a base model, a directory or a Hugging Face id in this machine's cache.
+    """Return the tensors and configuration of a base model that `find_base_directory` finds.
 
-    None if the model is not on this machine: only a remote engine may have the weights, so nothing is downloaded. The
-    check then compares no shapes.
+    None if it finds none; the check then compares no shapes.
+    """
+    directory = find_base_directory(model)
+    return None if directory is None else read_base(directory)
+
+
+def find_base_directory(model: str) -> Path | None:
+    """Return the files of a base model, a directory or a Hugging Face id in this machine's cache.
+
+    None if the model is not on this machine: only a remote engine may have the weights, so nothing is downloaded.
     """
     directory = Path(model)
     if directory.is_dir():
-        return read_base(directory)
+        return directory
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -137,7 +173,7 @@ def find_base(model: str) -> BaseModel | None:
         found = snapshot_download(model, allow_patterns=["*.safetensors", "config.json"], local_files_only=True)
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
         return None
-    return read_base(Path(found))
+    return Path(found)
 
 
 def _be_nice() -> None:

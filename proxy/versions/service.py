@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from proxy.clock import Clock
 from proxy.contract.claim import CommitReply, CommitRequest
 from proxy.contract.policy import Head, VersionState, WeightsFormat, WeightsReference
+from proxy.contract.step import Fit
 from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, InvalidRequest
 from proxy.lifecycle.events import append_event
@@ -18,6 +19,7 @@ from proxy.lifecycle.signals import Signals
 from proxy.lifecycle.weights import weights_of
 from proxy.runs.service import RunView
 from proxy.versions.inspector import WeightsInspector
+from proxy.versions.norms import FIT_FLOOR, STEP_FLOOR
 from proxy.versions.release import enter
 from proxy.versions.repository import VersionRepository, storable
 
@@ -100,13 +102,13 @@ class VersionService:
         """
         _check(request)
         _check_kind(run, request.weights)
-        repeated = await self._database.read(
-            lambda connection: _repetition(VersionRepository(connection), run, request, lock=False)
-        )
-        if repeated is not None:
-            return repeated
+        found = await self._database.read(partial(_repetition_or_parent, run=run, request=request))
+        if isinstance(found, CommitReply):
+            return found
         # Gigabytes may have to be read for the check, so it comes before the transaction and after the cheap checks.
         await self._inspector.check(request.weights, run.base_model)
+        floor = FIT_FLOOR if _fit_of(request) is not None else STEP_FLOOR
+        await self._inspector.compare(request.weights, found, run.base_model, floor=floor)
         reply = await self._database.commit(partial(_commit, run=run, request=request, clock=self._clock))
         if not reply.repeated:
             self._signals.versions.notify()
@@ -139,6 +141,19 @@ def _commit(connection: Connection, *, run: RunView, request: CommitRequest, clo
     return CommitReply(version=version, repeated=False)
 
 
+def _repetition_or_parent(
+    connection: Connection, *, run: RunView, request: CommitRequest
+) -> CommitReply | WeightsReference | None:
+    """Return the reply of the same commit made before; else the weights of the parent, None for the base model."""
+    repository = VersionRepository(connection)
+    repeated = _repetition(repository, run, request, lock=False)
+    return repeated or weights_of(repository.version(run.id, request.parent_version))
+
+
+def _fit_of(request: CommitRequest) -> Fit | None:
+    return request.step.inputs.fit if request.step.inputs is not None else None
+
+
 def _repetition(
     repository: VersionRepository, run: RunView, request: CommitRequest, *, lock: bool
 ) -> CommitReply | None:
@@ -167,7 +182,7 @@ def _check_kind(run: RunView, weights: WeightsReference) -> None:
 
 def _check(request: CommitRequest) -> None:
     """Raise InvalidRequest for a commit that contradicts itself or lacks a part."""
-    fit = request.step.inputs.fit if request.step.inputs is not None else None
+    fit = _fit_of(request)
     if not request.claim_ids and fit is None:
         raise InvalidRequest(
             "a commit names the claims that it consumes, or the data that it was fitted to", param="claim_ids"

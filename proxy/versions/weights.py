@@ -153,16 +153,21 @@ def check_base(weights: WeightsReference, directory: Path, base_model: str) -> N
 
 
 def check_content(
-    weights: WeightsReference, directory: Path, headers: dict[str, Header], is_cancelled: Callable[[], bool]
+    weights: WeightsReference,
+    directory: Path,
+    headers: dict[str, Header],
+    is_cancelled: Callable[[], bool],
+    squares: dict[str, float] | None = None,
 ) -> None:
     """Read every file once and check that its checksum is the listed one and its numbers are finite.
 
-    Raises WeightsRejected, OSError, and InterruptedError once `is_cancelled` returns True.
+    `squares` gets sums of squares as in `scan`. Raises WeightsRejected, OSError, and InterruptedError once
+    `is_cancelled` returns True.
     """
     overall = hashlib.sha256()
     for name in sorted(list_files(directory)):
         if name in headers:
-            digest = scan(directory / name, headers[name], is_cancelled)
+            digest = scan(directory / name, headers[name], is_cancelled, squares)
         else:
             with (directory / name).open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()

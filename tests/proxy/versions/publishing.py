@@ -43,16 +43,16 @@ def publish(
     form: WeightsFormat = WeightsFormat.HUGGINGFACE,
     config: Mapping[str, Any] | None = None,
 ) -> WeightsReference:
-    """Write a version's directory with the given tensors, or with one of random numbers."""
+    """Write a version's directory with the given tensors, or with random ones whose sizes are those of any other."""
     target = directory / f"weights-{secrets.token_hex(8)}"
     target.mkdir(parents=True)
     if form is WeightsFormat.ADAPTER:
         layer = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
-        made = {f"{layer}A.weight": random_numbers(2, 4), f"{layer}B.weight": random_numbers(4, 2)}
+        made = {f"{layer}A.weight": 0.3 * random_numbers(2, 4), f"{layer}B.weight": 0.01 * random_numbers(4, 2)}
         config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], **(config or {})}
         prefix = "adapter_"
     else:
-        made, prefix = {"weight": random_numbers(4)}, ""
+        made, prefix = {"weight": 1 + 0.1 * random_numbers(4)}, ""
     save_file(dict(made if tensors is None else tensors), target / f"{prefix}model.safetensors")
     (target / f"{prefix}config.json").write_text(json.dumps(config or {}))
     return reference(target, form)

@@ -232,6 +232,21 @@ async def test_a_directory_without_weights_is_refused(
         await versions.commit(world.run, commit_request([claim_id], 0, weights))
 
 
+async def test_weights_far_from_their_parent_are_refused_before_they_consume_anything(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    tensors = {"weight": np.array([0.5, -0.5], np.float32)}
+    claim_id, _ = await claimed(world, claims)
+    await versions.commit(world.run, commit_request([claim_id], 0, publish(tmp_path, tensors)))
+    session = await world.ready()
+    claim_id, _ = await claimed(world, claims)
+    far = publish(tmp_path, {"weight": tensors["weight"] * 1000})
+    with pytest.raises(WeightsRejected, match=r"weight went from 0\.5 to 500"):
+        await versions.commit(world.run, commit_request([claim_id], 1, far))
+    assert (await versions.head(world.run)).version == 1
+    assert (await world.session_row(session)).training == "leased"
+
+
 async def test_bad_weights_are_refused_before_they_consume_anything(
     world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
 ) -> None:
