@@ -35,8 +35,9 @@ _STATE_FORMAT = 2
 # A prime, so that runs with neighbouring seeds do not repeat each other's seeds at other versions.
 _SEED_STRIDE = 1_000_003
 
-# A trainer that is stopped has some seconds more; a version that is not committed by then is made again.
-_CLOSE_SECONDS = 8.0
+# `base-rl up` and `train` kill a trainer 1.5 seconds after their signal, and its claims are released after this wait.
+# A version that is not committed by then is made again.
+_CLOSE_SECONDS = 0.75
 
 _log = structlog.get_logger("trainer")
 

@@ -82,6 +82,7 @@ class TrainingProxy:
     trainer: dict[str, Any] = field(default_factory=dict)
     before_commit: Callable[[], None] = lambda: None
     changed: threading.Condition = field(default_factory=threading.Condition)
+    _first_taken: dict[SessionId, int] = field(default_factory=dict)
 
     def offer(self, groups: Sequence[TrajectoryGroup]) -> None:
         with self.changed:
@@ -156,7 +157,7 @@ class TrainingProxy:
         if claim_id not in self.leases:
             return _error(409, "no such lease")
         if action == "release":
-            self.waiting[:0] = self.leases.pop(claim_id).groups
+            self._take_back(claim_id)
             self.released.append(claim_id)
             return 200, encode({})
         self.heartbeats.append(claim_id)
@@ -166,7 +167,7 @@ class TrainingProxy:
     def _abandoned(self, process: str) -> ReleasedClaims:
         held = [claim_id for claim_id, lease in self.leases.items() if lease.process == process]
         for claim_id in held:
-            self.waiting[:0] = self.leases.pop(claim_id).groups
+            self._take_back(claim_id)
             self.released.append(claim_id)
         return ReleasedClaims(claim_ids=tuple(held))
 
@@ -191,7 +192,9 @@ class TrainingProxy:
             return ClaimedBatch(claim_id=None, lease_expires_at=0.0, base_version=self.version, groups=())
         taken: list[TrajectoryGroup] = []
         while self.waiting and sum(len(group.trajectories) for group in taken) < request.want:
-            taken.append(self.waiting.pop(0))
+            group = self.waiting.pop(0)
+            self._first_taken.setdefault(group.trajectories[0].session_id, len(self._first_taken))
+            taken.append(group)
         claim_id = new_claim_id()
         expires_at = time.time() + self.lease_seconds
         self.leases[claim_id] = _Lease(groups=taken, expires_at=expires_at, process=request.process)
@@ -212,10 +215,17 @@ class TrainingProxy:
                 return
             self.waiting.append(group)
 
+    def _take_back(self, claim_id: ClaimId) -> None:
+        """Let the groups of a claim wait again, in the order in which groups were first handed out, because several
+        claims may come back in any order."""
+        self.waiting[:0] = self.leases.pop(claim_id).groups
+        never = len(self._first_taken)
+        self.waiting.sort(key=lambda group: self._first_taken.get(group.trajectories[0].session_id, never))
+
     def _expire(self) -> None:
         for claim_id, lease in list(self.leases.items()):
             if lease.expires_at < time.time():
-                self.waiting[:0] = self.leases.pop(claim_id).groups
+                self._take_back(claim_id)
 
     def _commit(self, request: CommitRequest) -> tuple[int, bytes]:
         self.before_commit()

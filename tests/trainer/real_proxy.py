@@ -18,6 +18,7 @@ import torch
 import uvicorn
 from pydantic import SecretStr
 from sqlalchemy import update
+from transformers import AutoModelForCausalLM
 
 from proxy.app import create_app
 from proxy.clock import system_clock
@@ -37,6 +38,23 @@ from trainer.proxy_client import ProxyClient
 ADMIN, TRAINER, RUN = "rl-admin-real", "rl-trainer-real", "policy"
 
 _Result = TypeVar("_Result")
+
+
+class ScoringEngine(FakeEngine):
+    """An engine whose answers are made up, but which scores with the weights that it was given: the proxy compares
+    its scores of every version's probe with the trainer's."""
+
+    async def score(self, ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
+        if adapter is not None or (Path(self.model_path) / "adapter_config.json").exists():
+            return await super().score(ids, adapter)
+        return await asyncio.to_thread(_logprobs, self.model_path, list(ids))
+
+
+@torch.inference_mode()
+def _logprobs(directory: str, ids: list[int]) -> tuple[float, ...]:
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
+    return tuple(logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist())
 
 
 def write_real_model(directory: Path) -> Path:
@@ -67,7 +85,7 @@ class RealProxy:
             engine=EngineSettings(health_interval_seconds=0.05, url=engine_url),
             run=RunSettings(name=RUN, model=str(base), weights=kind, group_timeout_seconds=0.01),
         )
-        engine = FakeEngine(lambda _request: [40, 41, 2], model_path=str(base)) if engine_url is None else None
+        engine = ScoringEngine(lambda _request: [40, 41, 2], model_path=str(base)) if engine_url is None else None
         self.app = create_app(configured, engine=engine)
         self._server = uvicorn.Server(
             uvicorn.Config(self.app, port=0, log_config=None, access_log=False, lifespan="on")

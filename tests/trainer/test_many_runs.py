@@ -143,6 +143,7 @@ def test_a_kill_loses_and_repeats_nothing_of_any_run(start: Start, tiny_model: P
 
     def kill_once() -> None:
         if victims:
+            proxies["two"].offer(offered["two"][4:])
             proxies["two"].wait_for(lambda: bool(proxies["two"].leases))
             os.kill(victims.pop(), signal.SIGKILL)
             raise ConnectionAbortedError
@@ -154,8 +155,9 @@ def test_a_kill_loses_and_repeats_nothing_of_any_run(start: Start, tiny_model: P
     with ExitStack() as serving:
         runs = told({**proxies, "gone": gone}, tmp_path, serving)
         given = ("--set", f"runs={json.dumps(runs)}")
-        for name, proxy in proxies.items():
-            proxy.offer(offered[name])
+        # The other run gets its second half when the first one commits, so that it holds a batch then.
+        proxies["one"].offer(offered["one"])
+        proxies["two"].offer(offered["two"][:4])
         with forked_trainer(nowhere, tmp_path, log, *given, run=None) as process:
             proxies["one"].wait_for(lambda: len(proxies["one"].commits) == 1)
             victims.append(process.pid)

@@ -67,8 +67,8 @@ def test_only_one_of_two_commits_on_one_head_succeeds(proxy: RealProxy, monkeypa
     with proxy.trainer("one") as first, proxy.trainer("two") as second:
         stage = second.loop.versions.publisher.stage
 
-        def overtaken(*arguments: Any) -> Any:
-            staged = stage(*arguments)
+        def overtaken(*arguments: Any, **options: Any) -> Any:
+            staged = stage(*arguments, **options)
             if first.loop.head.version == 0:
                 first.loop.step()
             return staged
