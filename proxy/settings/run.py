@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
 from proxy.contract.reward import RewardRules
 from proxy.settings.content import RedactionSettings, RetentionSettings
@@ -102,16 +102,17 @@ class RunSettings(Section):
             raise ValueError(f"use tables, lists, texts, finite numbers and booleans only ({error})") from error
         return value
 
-    @model_validator(mode="after")
-    def _has_other_judges(self) -> RunSettings:
+    @field_validator("judges")
+    @classmethod
+    def _are_other_runs(cls, value: dict[str, JudgeSettings], given: ValidationInfo) -> dict[str, JudgeSettings]:
         """Raise ValueError for a judge that asks the run itself: the policy would learn to please itself."""
-        for name, judge in self.judges.items():
-            if judge.run_model is not None and judge.run_model.partition("@")[0] == self.name:
+        for name, judge in value.items():
+            if judge.run_model is not None and judge.run_model.partition("@")[0] == given.data.get("name"):
                 raise ValueError(
-                    f"judges.{name}.model names {self.name!r}, the run that it judges: name another run, for example "
-                    "one of the same base model that is not trained"
+                    f"{name}.model is the run that it judges ({judge.model}): name another run, for example one of "
+                    "the same base model that is not trained"
                 )
-        return self
+        return value
 
     @property
     def stored(self) -> dict[str, Any]:

@@ -200,7 +200,10 @@ def test_a_run_does_not_inherit_the_judge_that_asks_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ('[run]\nname = "shop"\n[run.judges.taste]\nmodel = "run:shop@0"', "'shop', the run that it judges"),
+        (
+            '[run]\nname = "shop"\n[run.judges.taste]\nmodel = "run:shop@0"',
+            "judges: taste.model is the run that it judges",
+        ),
         ('[jobs]\nbroker = "redis://127.0.0.1/0"\n[run.judges.taste]\nmodel = "run:critic"', "leave out jobs.broker"),
         ('[run.judges.taste]\nmodel = "run:critic@latest"', "judges.taste.model"),
     ],

@@ -99,6 +99,8 @@ async def test_a_run_is_created_with_defaults(app: Application, admin: httpx.Asy
     assert answer.headers["retry-after"]
 
 
+JUDGES_ITSELF = {"model": "run:x@0", "rubric": "right"}
+
 # Bodies of new runs, and the field that each error names. Models are those of `models_of`.
 BAD_RUNS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"name": "x"}, "model"),
@@ -131,6 +133,7 @@ BAD_RUNS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"name": "x", "model": "MODEL", "settings": {"trainer": 3}}, "settings.trainer"),
     ({"name": "x", "model": "MODEL", "settings": {"trainer": {"seed": 2**70}}}, "settings.trainer"),
     ({"name": "x", "model": "MODEL", "settings": {"limits": {"burst": 3}}}, "settings.limits.burst"),
+    ({"name": "x", "model": "MODEL", "settings": {"judges": {"me": JUDGES_ITSELF}}}, "settings.judges"),
     ({"name": "x", "model": "MODEL", "settings": []}, "settings"),
     ({"name": "x", "model": "MODEL", "setings": {}}, "setings"),
 )
