@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from proxy.database import sqlite
@@ -39,6 +41,22 @@ def pytest_configure() -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     suites = set(config.getoption("markexpr").split(" or "))
     return True if suites <= SUITES and not any(may_have(collection_path, suite) for suite in suites) else None
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_the_test() -> Iterator[None]:
+    """Undo the set-up of logging by commands that ran in the test's process.
+
+    Their handler writes to a stream that is closed after the test, so every later line would be an error on the
+    output of another test.
+    """
+    root, configured = logging.getLogger(), structlog.get_config()
+    handlers, level = list(root.handlers), root.level
+    yield
+    if root.handlers != handlers:
+        root.handlers = handlers
+        root.setLevel(level)
+        structlog.configure(**configured)
 
 
 @pytest.hookimpl(wrapper=True)
