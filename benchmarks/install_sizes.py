@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("embedded", "train", "demo", "export", "tensorboard")
+EXTRAS = ("embedded", "train", "demo", "export", "object-store", "tensorboard")
 _MB = 1_000_000
 
 

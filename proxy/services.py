@@ -52,7 +52,7 @@ from proxy.serving.directory import EngineDirectory
 from proxy.serving.pool import EnginePool
 from proxy.serving.registry import EngineRegistry
 from proxy.sessions.service import SessionService
-from proxy.settings import EngineKind, Settings
+from proxy.settings import ConfigurationError, EngineKind, Settings
 from proxy.startup import begin_other_runs, begin_run, open_database, prepare_data_dir
 from proxy.steps.service import StepService
 from proxy.transfer.service import TransferService
@@ -113,6 +113,21 @@ class Services:
         return tuple(getattr(self, field.name) for field in fields(self))
 
 
+def _inspector_of(settings: Settings) -> WeightsInspector:
+    """Return the check of versions. Raises ConfigurationError if an object store's library is not installed."""
+    server = settings.server
+    try:
+        return WeightsInspector(
+            settings.weights_dir,
+            settings.weights_cache_dir,
+            int(server.weights_cache_gigabytes * 1e9),
+            url=server.weights_url,
+            max_norm_change=server.max_norm_change,
+        )
+    except ImportError as error:
+        raise ConfigurationError(f"server.weights_url: {error}") from error
+
+
 async def build_services(
     settings: Settings,
     *,
@@ -132,13 +147,7 @@ async def build_services(
     stack.push_async_callback(database.aclose)
     signals = Signals()
     credentials = Credentials(database, secret, clock, outlive_store=outlive_store)
-    cache_bytes = int(settings.server.weights_cache_gigabytes * 1e9)
-    inspector = WeightsInspector(
-        settings.weights_dir,
-        settings.weights_cache_dir,
-        cache_bytes,
-        max_norm_change=settings.server.max_norm_change,
-    )
+    inspector = _inspector_of(settings)
     stack.push_async_callback(inspector.aclose)
     projects = ProjectDirectory(database, signals, clock)
     runs = RunDirectory(database, clock, inspector.check)
@@ -230,7 +239,13 @@ async def build_services(
     await feedback.apply_changed_rules()
     await registry.register()
     await engines.refresh()
-    deletion = RunDeletion(database=database, signals=signals, clock=clock, weights_dir=settings.weights_dir)
+    deletion = RunDeletion(
+        database=database,
+        signals=signals,
+        clock=clock,
+        weights_dir=settings.weights_dir,
+        remove_stored=inspector.remove_stored,
+    )
     stack.push_async_callback(deletion.aclose)
     signals.erasures.listen(calls.forget)
     signals.requested_erasures.listen(calls.forget_texts)

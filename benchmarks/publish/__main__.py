@@ -37,7 +37,7 @@ from proxy.engines.sglang import SglangEngine
 from proxy.settings import EngineSettings
 from proxy.versions.inspector import WeightsInspector
 from trainer.config import DeltaWeights, DiskWeights
-from trainer.publish.disk import DiskPublisher
+from trainer.publish.publisher import WeightPublisher
 from trainer.publish.transports import publisher_of
 
 RESULT = Path(__file__).parents[1] / "results" / "publish.json"
@@ -140,7 +140,7 @@ class Served:
 class Measured:
     """Versions that follow each other, each published, served, and copied."""
 
-    def __init__(self, publisher: DiskPublisher, model: Path, directory: Path, served: Served) -> None:
+    def __init__(self, publisher: WeightPublisher, model: Path, directory: Path, served: Served) -> None:
         self._publisher = publisher
         self._directory = directory
         self._served = served

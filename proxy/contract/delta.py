@@ -112,8 +112,8 @@ class LocalWeights:
                 self._make(expanded, index, directory, whole, at)
             whole, at = expanded, self._cache / each.sha256
             os.utime(at)
-        if chain:
-            self._evict({each.sha256 for each, *_ in chain[:2]})
+        if chain or at.parent == self._cache:
+            self._evict({at.name, *(each.sha256 for each, *_ in chain[:2])})
         return whole, at
 
     def discard(self, weights: WeightsReference) -> bool:
@@ -124,6 +124,12 @@ class LocalWeights:
         for each in made:
             shutil.rmtree(each, ignore_errors=True)
         return bool(made)
+
+    def chain(self, weights: WeightsReference) -> list[WeightsReference]:
+        """Return a version and those that it is a difference to. Raises DeltaUnusable, OSError, and what `locate`
+        raises."""
+        differences = self._chain(weights)
+        return [each for each, *_ in differences] + [differences[-1][2].base if differences else weights]
 
     def _chain(self, weights: WeightsReference) -> list[tuple[WeightsReference, Path, DeltaIndex]]:
         """Return the differences that lead from a whole version to this one, this one first."""

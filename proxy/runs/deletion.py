@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -37,13 +38,23 @@ _LOG = logger(__name__)
 
 
 class RunDeletion:
-    """Deletes runs. `weights_dir` is the directory below which trainers publish."""
+    """Deletes runs. `weights_dir` is the directory below which trainers publish; `remove_stored` removes a run's
+    versions from an object store."""
 
-    def __init__(self, *, database: Database, signals: Signals, clock: Clock, weights_dir: Path) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        signals: Signals,
+        clock: Clock,
+        weights_dir: Path,
+        remove_stored: Callable[[str], None] | None = None,
+    ) -> None:
         self._database = database
         self._signals = signals
         self._clock = clock
         self._weights_dir = weights_dir
+        self._remove_stored = remove_stored
         # One run at a time in this process: two would only compete for the database.
         self._lock = asyncio.Lock()
         self._removing: set[asyncio.Task[None]] = set()
@@ -100,6 +111,8 @@ class RunDeletion:
         # After the rows that only this run reads, and before the versions: they name the directories to remove.
         uris = await self._database.read(lambda connection: DeletionRepository(connection).own_weights(run_id))
         await asyncio.to_thread(remove_weights, self._weights_dir, run_id, uris)
+        if self._remove_stored is not None:
+            await asyncio.to_thread(self._remove_stored, run_id)
         if await self._database.commit(lambda connection: DeletionRepository(connection).delete_rest(run_id)):
             _LOG.info("run deleted", run=run_id, **msgspec.to_builtins(amount))
         await self._database.commit(lambda connection: DeletionRepository(connection).drop_indexes())

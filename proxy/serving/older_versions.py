@@ -123,7 +123,7 @@ class OlderVersions:
                 raise ModelNotFound(f"version {version} has whole weights, which no engine holds", param="model")
             await self._inspector.check(weights, base_model)
             await self._make_room()
-            await self._engine.load_adapter(weights.uri, label)
+            await self._engine.load_adapter(self._inspector.path_of(weights), label)
             if row.probe is not None:
                 await self._prove(msgspec.convert(row.probe, Probe), label)
             place = EnginePlace(self._engine, self._load, adapter=label)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, SecretStr
 
+from proxy.contract.object_store import check_url
 from proxy.settings.section import Section
 
 
@@ -28,9 +29,11 @@ class ServerSettings(Section):
     weights in it. Keys, logs and the store are private in any case."""
     weights_dir: Path | None = None
     """Versions whose weights lie outside this directory are refused; default: `weights` in the data directory."""
+    weights_url: Annotated[str, AfterValidator(check_url)] | None = None
+    """An object store, s3://BUCKET/PREFIX, from which versions are fetched that are not in the directory."""
     weights_cache_dir: Path | None = None
-    """Whole files of versions that are published as differences, from which engines read; default: `weights-cache`
-    in the data directory."""
+    """Files of versions that are fetched from an object store or published as differences, from which engines read;
+    default: `weights-cache` in the data directory."""
     weights_cache_gigabytes: PositiveFloat = 50.0
     """Bound on that directory, beyond which versions that were used longest ago are removed."""
     max_norm_change: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0

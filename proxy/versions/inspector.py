@@ -11,9 +11,11 @@ from pathlib import Path
 import msgspec
 
 from proxy.contract.delta import DeltaUnusable, LocalWeights, is_delta
+from proxy.contract.object_store import ObjectStore
 from proxy.contract.policy import WeightsReference
 from proxy.errors import StorageUnavailable, WeightsMissing, WeightsRejected
 from proxy.versions.comparison import ParentComparison
+from proxy.versions.stored import StoredVersions
 from proxy.versions.weights import (
     BaseModel,
     Signature,
@@ -21,6 +23,7 @@ from proxy.versions.weights import (
     check_content,
     check_files,
     check_headers,
+    check_listed,
     list_files,
     locate,
     read_base,
@@ -31,21 +34,34 @@ from proxy.versions.weights import (
 _LASTS_SECONDS = 600.0
 # Above the other threads' 0: a check takes a whole core for seconds, which model calls should get first.
 _NICENESS = 10
+# How long a check waits for an object store; whoever asked repeats its request, and what was fetched stays.
+STORE_PATIENCE_SECONDS = 30.0
 # Passed checks to remember; only the newest few are asked for again.
 _REMEMBERED = 64
 
 
 class WeightsInspector:
     """Checks versions below the storage `root`. Whole files of versions that are stored as differences are made in
-    `cache`, which is kept below `cache_bytes`. Repeated and concurrent requests for one version share one check.
-    A tensor's size may change by a factor of `max_norm_change` from a version to the next."""
+    `cache`, which is kept below `cache_bytes`. Versions that are not below `root` are fetched into it from the object
+    store `url`. Repeated and concurrent requests for one version share one check. A tensor's size may change by a
+    factor of `max_norm_change` from a version to the next."""
 
     def __init__(
-        self, root: Path, cache: Path | None = None, cache_bytes: int = 0, *, max_norm_change: float = 10.0
+        self,
+        root: Path,
+        cache: Path | None = None,
+        cache_bytes: int = 0,
+        *,
+        url: str | None = None,
+        max_norm_change: float = 10.0,
     ) -> None:
         self._root = root
         self._local = LocalWeights(cache or root / ".whole", cache_bytes, self._locate)
         self._stopping = threading.Event()
+        self._stored: StoredVersions | None = None
+        if url is not None:
+            store = ObjectStore(url, STORE_PATIENCE_SECONDS, self._stopping.is_set)
+            self._stored = StoredVersions(store, cache or root / ".whole")
         self._comparison = ParentComparison(
             self._local, find_base_directory, self._stopping.is_set, most=max_norm_change
         )
@@ -80,7 +96,14 @@ class WeightsInspector:
 
     def path_of(self, weights: WeightsReference) -> str:
         """Return the directory from which engines read a version that has passed its check."""
-        return self._local.path_of(weights)
+        if self._stored is None or not weights.files or is_delta(weights) or self._is_here(weights):
+            return self._local.path_of(weights)
+        return str(self._stored.path_of(weights))
+
+    def remove_stored(self, run_id: str) -> None:
+        """Remove a run's versions from the object store, if there is one. Raises OSError."""
+        if self._stored is not None:
+            self._stored.remove_run(run_id)
 
     async def aclose(self) -> None:
         """Stop a running check, which would otherwise delay the end of the process until it has read everything."""
@@ -100,8 +123,17 @@ class WeightsInspector:
             del self._passed[next(iter(self._passed))]
         return signature
 
+    def _is_here(self, weights: WeightsReference) -> bool:
+        directory = Path(weights.uri)
+        return directory.is_absolute() and directory.is_relative_to(self._root) and directory.is_dir()
+
     def _locate(self, weights: WeightsReference) -> Path:
-        directory = locate(weights, self._root)
+        # Versions from before the checksums of all files cannot be fetched, because nothing names their objects.
+        if self._stored is None or not weights.files or self._is_here(weights):
+            directory = locate(weights, self._root)
+        else:
+            check_listed(weights)
+            directory = self._stored.fetch(weights)
         list_files(directory)  # refuses links, which would lead a copy out of the directory
         return directory
 
@@ -109,15 +141,17 @@ class WeightsInspector:
         try:
             return self._inspect(weights, base_model, before)
         except WeightsRejected:
-            # Files that were made of a difference may be damaged since, which is no fault of the version.
-            if not is_delta(weights) or not self._discarded(weights):
+            # Files that were made of a difference or fetched may be damaged since, which is no fault of the version.
+            if not self._discarded(weights):
                 raise
         return self._inspect(weights, base_model, None)
 
     def _discarded(self, weights: WeightsReference) -> bool:
         try:
-            return self._local.discard(weights)
-        except (DeltaUnusable, OSError):
+            chain = self._local.chain(weights)
+            made = is_delta(weights) and self._local.discard(weights)
+            return any([made, *(self._stored.discard(each) for each in chain if self._stored is not None)])
+        except (DeltaUnusable, WeightsRejected, OSError):
             return False
 
     def _inspect(self, weights: WeightsReference, base_model: str, before: Signature | None) -> Signature:

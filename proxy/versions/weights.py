@@ -89,12 +89,7 @@ def check_files(weights: WeightsReference, directory: Path) -> Signature:
     The trainer's state is left out: no engine reads it, and the trainer checks those files before it reads them.
     Raises WeightsRejected, OSError.
     """
-    for name, sha256 in weights.files.items():
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\0" in name or not _SHA256.fullmatch(sha256):
-            raise WeightsRejected(
-                f"{name!r} is not the name of a file of the version with its SHA-256", param="weights.files"
-            )
+    check_listed(weights)
     companion = _COMPANION[weights.format]
     present = list_files(directory)
     found = [name for name in present if "/" not in name and name.endswith(".safetensors")]
@@ -114,6 +109,19 @@ def check_files(weights: WeightsReference, directory: Path) -> Signature:
             f"the safetensors in {weights.uri} are {size} bytes, not {weights.bytes}", param="weights.bytes"
         )
     return tuple((name, stat.st_size, stat.st_ino, stat.st_ctime_ns) for name, stat in sorted(present.items()))
+
+
+def check_listed(weights: WeightsReference) -> None:
+    """Check the names and checksums of a version's files. Raises WeightsRejected."""
+    if len(weights.files) > _MAX_FILES:
+        raise WeightsRejected(f"a version has at most {_MAX_FILES} files", param="weights.files")
+    for name, sha256 in weights.files.items():
+        path = PurePosixPath(name)
+        is_inside = path.parts and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+        if not is_inside or not _SHA256.fullmatch(sha256):
+            raise WeightsRejected(
+                f"{name!r} is not the name of a file of the version with its SHA-256", param="weights.files"
+            )
 
 
 def check_headers(weights: WeightsReference, directory: Path, base: BaseModel | None) -> dict[str, Header]:

@@ -68,11 +68,16 @@ class RealProxy:
     """A running proxy. `base` is the base model's directory, `weights` the directory that trainers publish to.
 
     `engine_url` is the address of a running engine, in place of one without a model; `kind` is the runs' kind of
-    weights.
+    weights, and `weights_url` an object store.
     """
 
     def __init__(
-        self, directory: Path, base: Path, engine_url: str | None = None, kind: Literal["full", "adapter"] = "full"
+        self,
+        directory: Path,
+        base: Path,
+        engine_url: str | None = None,
+        kind: Literal["full", "adapter"] = "full",
+        weights_url: str | None = None,
     ) -> None:
         self.base = base
         self._kind = kind
@@ -80,7 +85,7 @@ class RealProxy:
         self._worlds: dict[str, World] = {}
         self._numbers: dict[str, torch.Generator] = {}
         configured = Settings(
-            server=ServerSettings(data_dir=directory / "data", weights_dir=self.weights),
+            server=ServerSettings(data_dir=directory / "data", weights_dir=self.weights, weights_url=weights_url),
             bootstrap=BootstrapSettings(admin_key=SecretStr(ADMIN), trainer_key=SecretStr(TRAINER)),
             engine=EngineSettings(health_interval_seconds=0.05, url=engine_url),
             run=RunSettings(name=RUN, model=str(base), weights=kind, group_timeout_seconds=0.01),
@@ -286,9 +291,13 @@ class RealProxy:
 
 @contextmanager
 def real_proxy(
-    directory: Path, base: Path, engine_url: str | None = None, kind: Literal["full", "adapter"] = "full"
+    directory: Path,
+    base: Path,
+    engine_url: str | None = None,
+    kind: Literal["full", "adapter"] = "full",
+    weights_url: str | None = None,
 ) -> Iterator[RealProxy]:
-    proxy = RealProxy(directory, base, engine_url, kind)
+    proxy = RealProxy(directory, base, engine_url, kind, weights_url)
     proxy.start()
     try:
         yield proxy

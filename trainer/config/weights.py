@@ -6,8 +6,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, PositiveInt, Tag
+from pydantic import AfterValidator, Discriminator, Field, PositiveInt, Tag
 
+from proxy.contract.object_store import check_url
 from trainer.config.section import Clearable, Section
 
 
@@ -24,6 +25,9 @@ class SharedDirectory(Section):
 
     type: Literal["disk", "delta"]
     directory: Path = Path(".base-rl/weights")
+    url: Annotated[Annotated[str, AfterValidator(check_url)] | None, Clearable] = None
+    """An object store, s3://BUCKET/PREFIX, to which each version is copied before its commit. The proxy needs it
+    as `server.weights_url`."""
     dtype: WeightsDtype = WeightsDtype.AUTO
     """The precision of whole weights. Adapters are float32."""
     shard_megabytes: Annotated[int, Field(ge=1)] = 5000

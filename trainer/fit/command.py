@@ -177,7 +177,9 @@ def _reward_model(
     from trainer.fit.fitting import Ranking
     from trainer.fit.reading import read
     from trainer.fit.reward_model import load_reward_model, save_reward_model
+    from trainer.publish.transports import fetch_version
 
+    fetch_version(settings.weights, head.weights)
     model = load_reward_model(head, base, settings.precision, seed, settings.weights.directory).to(device)
     found = read(options, client, head, base, model.vocabulary)
     options_used = _summary(options, settings, head, found)

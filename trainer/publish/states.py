@@ -110,6 +110,16 @@ def remove_old_states(newest: Path, keep: int) -> None:
             shutil.rmtree(each / STATE_DIRECTORY, ignore_errors=True)
 
 
+def needed_state(directory: Path) -> str | None:
+    """Return the name of the older version whose state a version's counters refer to. Raises WeightsUnusable."""
+    counters = _read_counters(directory)
+    if counters is None:
+        return None
+    if Path(counters.tensors.directory).name != counters.tensors.directory:
+        raise WeightsUnusable(f"{directory / STATE_COUNTERS} names a state outside of the run's directory")
+    return counters.tensors.directory
+
+
 def _read_counters(directory: Path) -> _Counters | None:
     path = directory / STATE_COUNTERS
     try:

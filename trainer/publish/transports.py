@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from proxy.contract.policy import WeightsReference
 from trainer.config import DeltaWeights, SharedDirectory
 from trainer.models.policy import Policy
 from trainer.parallel.mesh import Ranks
 from trainer.publish.delta import DeltaPublisher
 from trainer.publish.disk import DiskPublisher
+from trainer.publish.publisher import WeightPublisher
+from trainer.publish.restoring import alone
+from trainer.publish.stored import Mirror, StoredPublisher
+
+
+def fetch_version(settings: SharedDirectory, weights: WeightsReference | None) -> None:
+    """Fetch a version's directory from the object store, if there is one. Raises ConfigurationError and
+    WeightsUnusable."""
+    if settings.url is not None:
+        Mirror(settings.url, settings.directory).fetch(weights)
 
 
 def publisher_of(
     settings: SharedDirectory, base: Path, policy: Policy | None = None, ranks: Ranks | None = None
-) -> DiskPublisher:
-    """Return the publisher that the settings configure."""
-    if isinstance(settings, DeltaWeights):
-        return DeltaPublisher(settings, base, policy, ranks)
-    return DiskPublisher(settings, base, policy, ranks)
+) -> WeightPublisher:
+    """Return the publisher that the settings configure. Raises ConfigurationError."""
+    kind = DeltaPublisher if isinstance(settings, DeltaWeights) else DiskPublisher
+    publisher = kind(settings, base, policy, ranks)  # type: ignore[arg-type]
+    if settings.url is None:
+        return publisher
+    return StoredPublisher(publisher, Mirror(settings.url, settings.directory), settings, ranks or alone())

@@ -34,12 +34,16 @@ class Chain(World):
     def new_publisher(self, keep: int = 2, **_settings: Any) -> DeltaPublisher:
         return DeltaPublisher(self.settings, self.base)
 
+    def moved(self) -> dict[str, torch.Tensor]:
+        """Move the weights a little and return what is published of them."""
+        with torch.no_grad():
+            for _name, weight in self.model.named_weights():
+                weight.add_(torch.empty_like(weight).uniform_(-1, 1, generator=self.generator), alpha=1e-5)
+        return gather_weights(self.model.named_weights(), keep=True, dtype=self.publisher.dtype)
+
     def publish(self, count: int) -> None:
         for _ in range(count):
-            with torch.no_grad():
-                for _name, weight in self.model.named_weights():
-                    weight.add_(torch.empty_like(weight).uniform_(-1, 1, generator=self.generator), alpha=1e-5)
-            tensors = gather_weights(self.model.named_weights(), keep=True, dtype=self.publisher.dtype)
+            tensors = self.moved()
             staged = self.publisher.stage(self.head, tensors, None)
             self.publisher.settle(staged)
             self.commit(staged)
