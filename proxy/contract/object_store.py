@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from proxy.contract.extras import install_command
 from proxy.contract.policy import WeightsReference
 
 PART_BYTES = 16 << 20
@@ -210,7 +211,7 @@ def _new_client() -> Any:
         import boto3  # type: ignore[import-untyped]
         from botocore.config import Config  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ImportError("an object store needs boto3: pip install 'base-rl[object-store]'") from error
+        raise ImportError(f"an object store needs boto3: in the clone, {install_command('object-store')}") from error
     # The pauses between attempts are `_persist`'s, which knows when to stop; botocore adds two quick ones of its own.
     config = Config(
         connect_timeout=10,

@@ -83,6 +83,8 @@ class TrainingProxy:
     before_commit: Callable[[], None] = lambda: None
     changed: threading.Condition = field(default_factory=threading.Condition)
     _first_taken: dict[SessionId, int] = field(default_factory=dict)
+    _gone: set[str] = field(default_factory=set)
+    """Processes that have given everything back."""
 
     def offer(self, groups: Sequence[TrajectoryGroup]) -> None:
         with self.changed:
@@ -165,6 +167,7 @@ class TrainingProxy:
         return 200, encode(LeaseReply(claim_id=claim_id, lease_expires_at=self.leases[claim_id].expires_at))
 
     def _abandoned(self, process: str) -> ReleasedClaims:
+        self._gone.add(process)
         held = [claim_id for claim_id, lease in self.leases.items() if lease.process == process]
         for claim_id in held:
             self._take_back(claim_id)
@@ -185,6 +188,11 @@ class TrainingProxy:
             self._fill(request.want)
             count = sum(len(group.trajectories) for group in self.waiting)
             left = deadline - time.monotonic()
+            if request.process in self._gone:
+                # The real proxy sees that this client has disconnected. Without that, a claim that still waits here
+                # would take what its own process gives back.
+                count = 0
+                break
             if count >= request.want or left <= 0 or (self.source is not None and count >= request.at_least):
                 break
             self.changed.wait(min(left, 0.2))

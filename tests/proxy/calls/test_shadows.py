@@ -46,6 +46,13 @@ def seen(world: World) -> list[str]:
     return [turn.state.value for turn, _ in world.seen.turns]
 
 
+async def real_and_shadows(world: World) -> tuple[Any, list[Any]]:
+    """Return the turn of the only call, and its shadow answers. Ids made in one millisecond have no order."""
+    turns = await world.turns()
+    (real,) = [turn for turn in turns if turn.request_of is None]
+    return real, [turn for turn in turns if turn.request_of is not None]
+
+
 async def all_done(world: World, turns: int, dropped: int = 0) -> None:
     """Wait until so many turns are recorded and so many shadow answers dropped."""
     await until(lambda: (len(world.seen.turns), len(world.seen.dropped)) == (turns, dropped))
@@ -57,7 +64,7 @@ async def test_a_call_gets_shadow_answers_that_its_client_does_not_see(shadowed:
         assert response.json()["choices"][0]["message"]["content"] == ANSWERS[0]
         assert len(response.json()["choices"]) == 1
         await all_done(world, 4)
-        real, *shadows = await world.turns()
+        real, shadows = await real_and_shadows(world)
         assert (real.state, real.request_of) == ("complete", None)
         for shadow in shadows:
             assert (shadow.state, shadow.request_of, shadow.request) == ("shadow", real.id, None)
@@ -81,7 +88,7 @@ async def test_a_conversation_goes_on_from_the_answer_even_if_a_shadow_answer_is
             if restarts:
                 world.restart()
             await agent.fork().ask(user("Are you sure?"))
-            real = (await world.turns())[0]
+            (real,) = [turn for turn in await world.turns() if turn.parent_id is None and turn.state == "complete"]
             children = [turn for turn in await world.turns() if turn.parent_id is not None]
             assert {turn.parent_id for turn in children} == {real.id}
             assert {turn.continuation for turn in children} == {"exact"}
@@ -210,11 +217,13 @@ async def test_judges_that_compare_get_the_answer_with_its_shadow_answers(shadow
             jobs = await world.store.database.read(
                 lambda connection: list(connection.execute(select(JobRow.kind, JobRow.payload)).all())
             )
-        turns = sorted(turn.id for turn in await world.turns())
+        real, shadows = await real_and_shadows(world)
         (session,) = await world.sessions()
-        assert [tuple(job) for job in jobs] == [
-            ("judge", {"judge": "ranks", "session_id": session.id, "turns": turns})
-        ]
+        ((kind, payload),) = jobs
+        first, *others = payload.pop("turns")
+        assert (kind, payload) == ("judge", {"judge": "ranks", "session_id": session.id})
+        assert first == real.id
+        assert sorted(others) == sorted(turn.id for turn in shadows)
 
 
 @pytest.mark.parametrize("ends_first", [True, False])
@@ -231,7 +240,8 @@ async def test_rewards_of_shadow_answers_are_compared_with_the_answers(shadowed:
         if ends_first:
             await world.http.post(f"/v1/sessions/{session}/end", json={})
         await all_done(world, 3)
-        turns = await world.turns()
+        real, shadows = await real_and_shadows(world)
+        turns = [real, *shadows]
         feedback = world.store.feedback
         for turn, value in zip(turns, (1.0, 0.0, 0.5), strict=True):
             await feedback.record(world.store.owner, [FeedbackItem(entries=(("reward", value),), turn_id=turn.id)])
