@@ -10,7 +10,7 @@ ENGINE ?= embedded
 PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-swap bench-feedback bench-gate bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-gpu chaos checkpoint clean trace-call
+        sglang-cpu demo-sglang example examples bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-swap bench-feedback bench-gate bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-gpu chaos checkpoint clean trace-call
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -96,6 +96,13 @@ demo-sglang: setup sglang-cpu  ## the demo on the real SGLang
 
 trace-call: setup-dev  ## one chat completion traced: the files of its trunk in order, and how many calls it makes
 	@$(BIN)/python -m scripts.trace_call
+
+example: setup  ## one example learns on its tiny model, within three minutes (NAME=calculator; SEED=n)
+	$(if $(NAME),,$(error name an example: make example NAME=calculator; the others are the folders of agents_examples))
+	$(BIN)/python -m benchmarks.examples $(NAME) --seed $(SEED)
+
+examples: setup-dev  ## every example with three seeds -> benchmarks/results/examples.json and a plot each (NAME=calculator: a part; SHORT=1: do they run?)
+	$(BIN)/python -m benchmarks.examples $(NAME) $(if $(SHORT),--short)
 
 bench-demo: setup  ## the demo with five seeds -> benchmarks/results/demo.json
 	$(BIN)/python -m benchmarks.demo

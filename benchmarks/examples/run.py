@@ -1,0 +1,167 @@
+"""Run one example as a user does: `base-rl up` with its checkpoint, and beside it `base-rl attempts`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents_examples import __file__ as _package
+from proxy.cli.addresses import random_free_port
+from proxy.cli.supervisor import die_with_parent
+
+EXAMPLES = Path(_package).parent
+WINDOW = 128
+"""First and last rewards are means over this many attempts."""
+
+_NEEDED = ("agent.py", "reward.py", "tasks.jsonl", "config.toml", "checkpoint")
+_CONCURRENCY = 64
+_ATTEMPT_SECONDS = 30
+_READY_SECONDS = 90.0
+_END_SECONDS = 30.0
+_LOOK_SECONDS = 0.25
+_READY = "Ctrl-C ends it"
+
+
+class ExampleFailed(Exception):
+    """The example could not be run. The message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """When a run ends: after `attempts`, after `seconds` from the start of the stack, or as soon as the last WINDOW
+    attempts, none of which is among the first, have at least the mean reward `enough`."""
+
+    seconds: float = 170.0
+    attempts: int = 20_000
+    enough: float = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The figures of one run. `rewards` are those of the attempts in the order in which they ended, `failed_calls`
+    counts attempts that failed; the examples' agents repeat no call, so that each failed call fails an attempt.
+    `seconds` count from the start of the stack to the end of the attempts."""
+
+    rewards: tuple[float, ...]
+    failed_calls: int
+    seconds: float
+
+    @property
+    def first(self) -> float:
+        return _mean(self.rewards[:WINDOW])
+
+    @property
+    def last(self) -> float:
+        return _mean(self.rewards[-WINDOW:])
+
+
+def names() -> list[str]:
+    """Return the examples that can be run, in alphabetical order."""
+    return sorted(folder.name for folder in EXAMPLES.iterdir() if all((folder / name).exists() for name in _NEEDED))
+
+
+def run(name: str, *, seed: int, bounds: Bounds) -> Measured:
+    """Run an example in a data directory of its own, which is emptied first. Raise ExampleFailed."""
+    folder, directory = EXAMPLES / name, Path(".base-rl") / "examples" / f"{name}-{seed}"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    began = time.monotonic()
+    with _stack(folder, directory, seed):
+        rewards, failed = _attempt(folder, directory, seed, bounds, until=began + bounds.seconds)
+        seconds = time.monotonic() - began
+    if not rewards:
+        raise ExampleFailed(f"{name}: no attempt ended with a reward; see {directory}")
+    return Measured(rewards=tuple(rewards), failed_calls=failed, seconds=seconds)
+
+
+@contextlib.contextmanager
+def _stack(folder: Path, directory: Path, seed: int) -> Iterator[None]:
+    """Keep engine, proxy and trainer up during the block."""
+    log = directory / "up.log"
+    command = [sys.executable, "-m", "proxy.cli", "up", "--data-dir", str(directory), "--seed", str(seed)]
+    command += ["--model", str(folder / "checkpoint"), "--config", str(folder / "config.toml")]
+    command += ["--port", str(random_free_port("127.0.0.1"))]
+    with log.open("wb") as file, _started(command, file) as process:
+        until = time.monotonic() + _READY_SECONDS
+        while _READY not in log.read_text():
+            if process.poll() is not None or time.monotonic() > until:
+                raise ExampleFailed(f"base-rl up did not get ready:\n{log.read_text()[-2000:]}")
+            time.sleep(_LOOK_SECONDS)
+        print(
+            *(line for line in log.read_text().splitlines() if line.startswith(("admin page", "its key"))), flush=True
+        )
+        yield
+
+
+def _attempt(
+    folder: Path, directory: Path, seed: int, bounds: Bounds, *, until: float
+) -> tuple[Sequence[float], int]:
+    """Let the agent attempt the tasks until a bound is reached. Return the rewards and the number of failed
+    attempts."""
+    run_name = tomllib.loads((folder / "config.toml").read_text())["run"]["name"]
+    module = f"agents_examples.{folder.name}"
+    journal = directory / "attempts.jsonl"
+    command = [sys.executable, "-m", "proxy.cli", "attempts", run_name, "--tasks", str(folder / "tasks.jsonl")]
+    command += ["--function", f"{module}.agent:attempt", "--reward", f"{module}.reward:reward"]
+    command += ["--passes", "0", "--shuffle", str(seed), "--concurrency", str(_CONCURRENCY)]
+    command += ["--timeout", str(_ATTEMPT_SECONDS), "--journal", str(journal), "--data-dir", str(directory)]
+    with _started(command, None) as process:
+        while True:
+            rewards, failed = read_journal(journal)
+            if reached(rewards, bounds) or len(rewards) + failed >= bounds.attempts or time.monotonic() > until:
+                break
+            if process.poll() is not None:
+                raise ExampleFailed(f"base-rl attempts ended with status {process.returncode}")
+            time.sleep(_LOOK_SECONDS)
+    return read_journal(journal)
+
+
+def read_journal(path: Path) -> tuple[list[float], int]:
+    """Return the rewards in a journal of `base-rl attempts`, and the number of failed attempts in it."""
+    lines = path.read_text().split("\n")[1:-1] if path.exists() else []  # the first names the series
+    finished = [json.loads(line) for line in lines]
+    return (
+        [float(each["reward"]) for each in finished if each["reward"] is not None],
+        sum(each["problem"] is not None for each in finished),
+    )
+
+
+def reached(rewards: Sequence[float], bounds: Bounds) -> bool:
+    return len(rewards) >= 2 * WINDOW and _mean(rewards[-WINDOW:]) >= bounds.enough
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], output: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program, and at the end of the block end it as Ctrl-C does, by force after half a minute."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,  # type: ignore[call-overload]
+        stderr=subprocess.STDOUT if output is not None else None,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        preexec_fn=die_with_parent(),  # noqa: PLW1509  this process has no other threads
+    )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
