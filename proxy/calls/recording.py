@@ -17,6 +17,7 @@ from proxy.clock import Clock
 from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import Turn, TurnState
 from proxy.errors import Conflict, StoreUnavailable
+from proxy.lifecycle.judging import Comparison
 from proxy.limits.service import Admission
 from proxy.sessions.growing import LonePrompt
 from proxy.sessions.identification import SessionContext
@@ -70,13 +71,16 @@ class TurnRecorder:
         answer = choices[0].answer if len(choices) == 1 else _whole_answer(context, choices)
         return answer if unrecorded is None else msgspec.structs.replace(answer, unrecorded=unrecorded)
 
-    async def record_shadow(self, context: CallContext, capture: Capture, *, of: TurnId) -> None:
-        """Commit a shadow answer beside the answer `of` to the same prompt."""
+    async def record_shadow(
+        self, context: CallContext, capture: Capture, *, of: TurnId, comparison: Comparison | None
+    ) -> None:
+        """Commit a shadow answer beside the answer `of` to the same prompt, and with it that judges will compare
+        both, if there are such judges."""
         choice = _ended_choice(context, capture, TurnState.SHADOW, self._clock())
         records = [msgspec.structs.replace(_record(context, choice), shadow_of=of)]
         if context.runtime.redactor is not None:
             records = await context.runtime.redactor.redacted(records)
-        await self._trajectories.record(*records)
+        await self._trajectories.record(*records, comparison=comparison)
         self._observe(context, records[0])
 
     async def _committed(self, context: CallContext, choices: Sequence[_EndedChoice]) -> str | None:

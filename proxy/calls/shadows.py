@@ -24,6 +24,7 @@ from proxy.contract.trajectory import Purpose
 from proxy.engines.faults import EngineFaults
 from proxy.engines.protocol import EngineFinish
 from proxy.errors import BaseRlError, InvalidEngineReply, RateLimited
+from proxy.lifecycle.judging import Comparison
 from proxy.limits.service import Admission
 from proxy.log import logger
 from proxy.settings import JudgeKind
@@ -31,6 +32,9 @@ from proxy.turns.service import TrajectoryStore
 
 # Each holds its prompt in memory while it waits.
 _MOST_WAITING = 256
+
+# Longer than the store may take to record an answer that came just in time.
+_RECORDING_SECONDS = 15.0
 
 _COMPARING = (JudgeKind.RELATIVE, JudgeKind.PAIRWISE)
 """Kinds of judges that compare answers to one prompt."""
@@ -76,7 +80,7 @@ class ShadowAnswers:
         if len(self._tasks) >= _MOST_WAITING:
             self._drop("full", settings.samples)
             return
-        group = _Group(settings.samples)
+        group = _Group(settings.samples, self._comparison(context, plan))
         for number in range(1, settings.samples + 1):
             answer = self._answer(context, plan, number, group)
             task = asyncio.create_task(answer, name=f"shadow of {plan.turn_id}")
@@ -98,21 +102,28 @@ class ShadowAnswers:
 
     async def _answer(self, context: CallContext, real: CallPlan, number: int, group: _Group) -> None:
         """Generate and record a shadow answer. The last one of its call lets judges compare them."""
-        capture = await self._recorded(context, real, number)
+        is_recorded = await self._recorded(context, real, number, group.comparison)
+        group.recorded += is_recorded
         group.under_way -= 1
-        if capture is not None:
-            group.recorded.append(capture.plan.turn_id)
-        judges = [name for name, judge in context.served.run.settings.judges.items() if judge.kind in _COMPARING]
-        if group.under_way or not group.recorded or not judges:
+        if group.under_way or not group.recorded or group.comparison is None:
             return
-        turns = [real.turn_id, *group.recorded]
         try:
-            await self._trajectories.compare(context.served.run.id, judges, context.session.id, turns)
+            await self._trajectories.compare(group.comparison, context.session.id)
         except BaseRlError as error:
-            _LOG.warning("shadow answers are not compared", turn=real.turn_id, error=error.message)
+            _LOG.warning("shadow answers are compared late", turn=real.turn_id, error=error.message)
 
-    async def _recorded(self, context: CallContext, real: CallPlan, number: int) -> Capture | None:
-        """Return the recorded answer; None if it was dropped."""
+    def _comparison(self, context: CallContext, real: CallPlan) -> Comparison | None:
+        """Return how the answers of a call are compared; None if its run has no judge that compares answers."""
+        settings = context.served.run.settings
+        judges = tuple(name for name, judge in settings.judges.items() if judge.kind in _COMPARING)
+        # The end of the last answer hastens it. This time is for a process that dies before.
+        due_at = self._clock() + settings.shadow.wait_seconds + _RECORDING_SECONDS
+        return Comparison(judges=judges, of=real.turn_id, due_at=due_at) if judges else None
+
+    async def _recorded(
+        self, context: CallContext, real: CallPlan, number: int, comparison: Comparison | None
+    ) -> bool:
+        """Return whether the answer is recorded: it may be dropped."""
         run = context.served.run
         admission = None if context.admission is None else context.admission.again()
         try:
@@ -120,7 +131,7 @@ class ShadowAnswers:
                 if admission is not None:
                     await _admit(admission)
                 capture = await self._generated(context, real, number)
-            await self._recorder.record_shadow(context, capture, of=real.turn_id)
+            await self._recorder.record_shadow(context, capture, of=real.turn_id, comparison=comparison)
         except TimeoutError:
             self._drop("late")
         except _Dropped as dropped:
@@ -139,8 +150,8 @@ class ShadowAnswers:
         else:
             if admission is not None:
                 admission.used(len(real.prompt.plan.input_ids) + capture.token_count)
-            return capture
-        return None
+            return True
+        return False
 
     async def _generated(self, context: CallContext, real: CallPlan, number: int) -> Capture:
         """Return the whole answer. It begins again, with no tokens, whenever calls have needed the engine."""
@@ -175,11 +186,12 @@ class ShadowAnswers:
 
 
 class _Group:
-    """The shadow answers of one call: how many are under way, and the turns of those that are recorded."""
+    """The shadow answers of one call: how many are under way, how many are recorded, and how they are compared."""
 
-    def __init__(self, under_way: int) -> None:
+    def __init__(self, under_way: int, comparison: Comparison | None) -> None:
         self.under_way = under_way
-        self.recorded: list[TurnId] = []
+        self.recorded = 0
+        self.comparison = comparison
 
 
 def is_drawn(turn_id: TurnId, share: float) -> bool:

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection
+from sqlalchemy import ColumnElement, Connection, and_, null, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.contract.identifiers import JobId, new_job_id
@@ -20,6 +20,8 @@ from proxy.database.tables import JobRow
 MAX_PAYLOAD_BYTES = 64 << 10
 """A payload names rows of the store. Larger data belongs into a table of its own."""
 MAX_KEY_CHARACTERS = 500
+NO_SUCCESS = (JobState.DEAD.value, JobState.CANCELLED.value)
+"""States of jobs that ended without a success."""
 
 
 def enqueue(
@@ -68,3 +70,34 @@ def enqueue(
         .returning(JobRow.id)
     )
     return job_id if connection.execute(statement).first() is not None else None
+
+
+def extend_payload(connection: Connection, *, kind: str, key: str, list_name: str, item: str) -> bool:
+    """Append `item` to a list in the payload of a pending job, unless the list has it. Return whether the job was
+    pending."""
+    # Locked, because two transactions that read the same list would each write it without the other's item.
+    found = select(JobRow.id, JobRow.payload).where(_is_pending(kind, key)).with_for_update()
+    row = connection.execute(found).one_or_none()
+    if row is not None and item not in row.payload[list_name]:
+        payload = {**row.payload, list_name: [*row.payload[list_name], item]}
+        connection.execute(update(JobRow).where(JobRow.id == row.id).values(payload=payload))
+    return row is not None
+
+
+def hasten(connection: Connection, *, kind: str, key: str, now: float) -> None:
+    """Make a job due now that waits for a later time. Call `signals.jobs.notify()` after the commit."""
+    later = and_(_is_pending(kind, key), JobRow.due_at > now)
+    connection.execute(update(JobRow).where(later).values(due_at=now))
+
+
+def revive(connection: Connection, *, kind: str, key: str, now: float) -> bool:
+    """Make a dead or cancelled job due now, with all of its attempts, and return whether there was one."""
+    ended = and_(JobRow.kind == kind, JobRow.key == key, JobRow.state.in_(NO_SUCCESS))
+    values = {"state": JobState.WAITING.value, "attempts": 0, "due_at": now, "finished_at": null()}
+    revived = update(JobRow).where(ended).values(**values, dispatched_at=null())
+    return connection.execute(revived).rowcount == 1
+
+
+def _is_pending(kind: str, key: str) -> ColumnElement[bool]:
+    pending = (JobState.WAITING.value, JobState.FAILED.value)
+    return and_(JobRow.kind == kind, JobRow.key == key, JobRow.state.in_(pending))

@@ -19,7 +19,7 @@ from proxy.contract.turn import FinishReason, Turn, TurnState
 from proxy.database.group_commit import Together
 from proxy.database.packed_json import json_bytes
 from proxy.database.unit_of_work import Database
-from proxy.lifecycle.judging import enqueue_comparison
+from proxy.lifecycle.judging import Comparison, add_to_comparison, hasten_comparison
 from proxy.lifecycle.signals import Signals
 from proxy.turns.assembly import Lineage, PathPiece, extend_path, is_redacted, lineage_of, path_of
 from proxy.turns.path_cache import CachedTurn, PathCache, StoredRequest
@@ -86,8 +86,9 @@ class TrajectoryStore:
         self._users: BoundedCache[tuple[SessionId, bytes], bool] = BoundedCache(_KNOWN_USERS)
         signals.erasures.listen(self._paths.forget)
 
-    async def record(self, *records: TurnRecord) -> bool:
-        """Commit turns of one session, all or none, and return whether the session is known to be open.
+    async def record(self, *records: TurnRecord, comparison: Comparison | None = None) -> bool:
+        """Commit turns of one session, all or none, and return whether the session is known to be open. With a
+        `comparison`, also commit that judges will compare them.
 
         A turn that was recorded before changes nothing. Turns of a session that has ended meanwhile are recorded too,
         and so are turns whose caller is cancelled. Raise NotFound for an unknown session, Gone for an erased one,
@@ -97,7 +98,7 @@ class TrajectoryStore:
         paths = [self._path(record, request) for record, request in zip(records, requests, strict=True)]
         turns = [_columns(record, request) for record, request in zip(records, requests, strict=True)]
         users = self._new_users(records[0]) if records and records[0].users else ()
-        recording = _Recording(turns, users, self._clock())
+        recording = _Recording(turns, users, self._clock(), comparison)
         recorded = await self._database.commit(recording, order_key=records[0].turn.session_id if records else None)
         # Caches are filled after the commit: they must not know what the store may still refuse.
         for digest in users:
@@ -109,14 +110,11 @@ class TrajectoryStore:
             self._signals.trajectories.notify()
         return any(turn.session_open for turn in recorded)
 
-    async def compare(
-        self, run_id: RunId, judges: Sequence[str], session_id: SessionId, turn_ids: Sequence[TurnId]
-    ) -> None:
-        """Let these judges compare answers to one prompt of the session, each set of answers once."""
+    async def compare(self, comparison: Comparison, session_id: SessionId) -> None:
+        """Let the judges compare the answers that were recorded with this comparison, without a further wait."""
         now = self._clock()
-        await self._database.commit(
-            lambda connection: enqueue_comparison(connection, run_id, judges, session_id, turn_ids, now=now)
-        )
+        await self._database.commit(lambda connection: hasten_comparison(connection, comparison, session_id, now=now))
+        self._signals.jobs.notify()
 
     async def find_parent(
         self,
@@ -251,17 +249,25 @@ class TrajectoryStore:
 
 
 class _Recording(Together[list[RecordingResult]]):
-    """The write that records turns of one session, and users that may be new to it."""
+    """The write that records turns of one session, users that may be new to it, and the comparison of the turns."""
 
-    def __init__(self, turns: Sequence[Mapping[str, Any]], users: Sequence[bytes], now: float) -> None:
+    def __init__(
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        users: Sequence[bytes],
+        now: float,
+        comparison: Comparison | None,
+    ) -> None:
         self._turns = turns
         self._users = users
         self._now = now
+        self._comparison = comparison
 
     def __call__(self, connection: Connection) -> list[RecordingResult]:
         repository = RecordingRepository(connection)
         recorded = [repository.record(columns, now=self._now) for columns in self._turns]
         self._add_users(repository)
+        self._add_to_comparison(connection)
         return recorded
 
     @classmethod
@@ -271,11 +277,18 @@ class _Recording(Together[list[RecordingResult]]):
         recorded = iter(repository.record_new(turns, now=max(write._now for write in writes)))
         for write in writes:
             write._add_users(repository)
+            write._add_to_comparison(connection)
         return [[next(recorded) for _ in write._turns] for write in writes]
 
     def _add_users(self, repository: RecordingRepository) -> None:
         if self._users:
             repository.add_users(self._turns[0]["run_id"], self._turns[0]["session_id"], self._users)
+
+    def _add_to_comparison(self, connection: Connection) -> None:
+        if self._comparison is not None:
+            for turn in self._turns:
+                ids = turn["run_id"], turn["session_id"], turn["id"]
+                add_to_comparison(connection, self._comparison, *ids, now=self._now)
 
 
 def _whole_path(record: TurnRecord, parent: CachedTurn | None) -> TokenIds:

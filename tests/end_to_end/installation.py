@@ -75,11 +75,15 @@ class Installation:
 
 
 @asynccontextmanager
-async def installation(data_dir: Path, *, with_trainer: bool = True, **run: Any) -> AsyncIterator[Installation]:
-    """Start the example on free ports with `run` over its [run] section; `base-rl db check` must pass at the end."""
+async def installation(
+    data_dir: Path, *, with_trainer: bool = True, providers: dict[str, Any] | None = None, **run: Any
+) -> AsyncIterator[Installation]:
+    """Start the example on free ports with `run` over its [run] section and these [providers] of judges' models;
+    `base-rl db check` must pass at the end."""
     overrides: dict[str, dict[str, Any]] = {
         "server": {"port": 0, "data_dir": data_dir},
         "run": run,
+        "providers": providers or {},
     }
     settings: Settings = load_settings(EXAMPLE / "config.toml", overrides)
     settings = with_model(settings, str(EXAMPLE / "checkpoint"))

@@ -203,27 +203,52 @@ async def test_shadow_answers_use_the_limits_of_the_run_and_leave_half_of_them(s
         assert not world.store.limited.refused
 
 
+JUDGES = {
+    "ranks": {"kind": "relative", "model": "house/judge"},
+    "alone": {"kind": "rubric", "model": "house/judge", "rubric": "1: right. 0: wrong."},
+}
+
+
 async def test_judges_that_compare_get_the_answer_with_its_shadow_answers(shadowed: Shadowed) -> None:
     """Once all of these are recorded or dropped; the others score sessions alone."""
-    judges = {
-        "ranks": {"kind": "relative", "model": "house/judge"},
-        "alone": {"kind": "rubric", "model": "house/judge", "rubric": "1: right. 0: wrong."},
-    }
-    async with shadowed({"judges": judges}, samples=2) as world:
+    async with shadowed({"judges": JUDGES}, samples=2) as world:
         await world.post({})
         await all_done(world, 3)
-        jobs: list[Any] = []
-        while not jobs:
-            jobs = await world.store.database.read(
-                lambda connection: list(connection.execute(select(JobRow.kind, JobRow.payload)).all())
-            )
+        job = await comparison(world)
+        while job.due_at > world.store.clock():
+            job = await comparison(world)
         real, shadows = await real_and_shadows(world)
         (session,) = await world.sessions()
-        ((kind, payload),) = jobs
-        first, *others = payload.pop("turns")
-        assert (kind, payload) == ("judge", {"judge": "ranks", "session_id": session.id})
+        first, *others = job.payload.pop("turns")
+        assert (job.kind, job.payload) == ("judge", {"judge": "ranks", "session_id": session.id})
         assert first == real.id
         assert sorted(others) == sorted(turn.id for turn in shadows)
+
+
+async def test_shadow_answers_whose_proxy_ends_before_the_last_one_are_compared_later(shadowed: Shadowed) -> None:
+    async with shadowed({"judges": JUDGES}, samples=3, wait_seconds=600.0) as world:
+
+        def script(_: GenerateRequest) -> list[int]:
+            if len(world.engine.requests) == 3:  # the first shadow answer is on its way
+                world.engine.gate.clear()
+            return world.answers[0]
+
+        world.engine.script = script
+        await world.post({})
+        await world.engine.held.wait()
+        await until(lambda: "shadow" in seen(world))
+        await world.calls.aclose()
+        real, shadows = await real_and_shadows(world)
+        job = await comparison(world)
+        assert len(shadows) < 3
+        assert job.payload["turns"] == [real.id, *(turn.id for turn in shadows)]
+        assert 600 < job.due_at - world.store.clock() < 700
+
+
+async def comparison(world: World) -> Any:
+    """Return the only job."""
+    columns = (JobRow.kind, JobRow.payload, JobRow.due_at)
+    return await world.store.database.read(lambda connection: connection.execute(select(*columns)).one())
 
 
 @pytest.mark.parametrize("ends_first", [True, False])

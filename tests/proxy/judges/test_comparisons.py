@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from proxy.lifecycle.judging import enqueue_comparison
+from proxy.contract.identifiers import TurnId
+from proxy.lifecycle.judging import Comparison, add_to_comparison, hasten_comparison
 from proxy.sessions.opening import SessionSpec
 from tests.database import sqlite_database
 from tests.proxy.judges.world import World, open_world
@@ -106,31 +107,69 @@ async def test_an_answer_that_does_not_score_each_conversation_once_is_invalid(t
         assert len(world.model.requests) == len(await world.judgements()) == 6
 
 
-async def test_answers_at_one_turn_are_compared_before_their_session_ends(tmp_path: Path) -> None:
-    async with open_world(sqlite_database(tmp_path), kind="relative") as world:
+async def test_answers_at_one_turn_are_compared_before_their_session_ends(database_url: str) -> None:
+    async with open_world(database_url, kind="relative") as world:
         world.model.answers = [by_length]
         (opened,) = await world.store.sessions.create(world.store.run, SessionSpec())
         root = await world.turn(opened.id, [{"role": "user", "content": "Hello"}], "Hi")
         question = [{"role": "user", "content": "Which colour?"}]
         turns = [
             await world.turn(opened.id, question, text, parent=root, state=state)
-            for text, state in (("red", "shadow"), ("bluish", "complete"), ("red", "shadow"))
+            for text, state in (("bluish", "complete"), ("red", "shadow"), ("red", "shadow"))
         ]
-        await enqueue(world, opened.id, turns)
-        await enqueue(world, opened.id, turns[::-1])
+        comparison = comparison_of(world, turns[0])
+        for turn in turns[1:] * 2:
+            await add(world, comparison, opened.id, turn)
+        assert await world.run_jobs() == [], "more answers may come"
+        await hasten(world, comparison, opened.id)
         assert await world.run_jobs() == ["done"]
         (request,) = world.model.requests
         context = shown(request)["context"]
         assert [line["content"] for line in context] == ["Hello", "Hi", "Which colour?"]
         found = {row.turn_id: row.value for row in await world.rewards()}
-        assert found == dict(zip(turns, (0.3, 0.6, 0.3), strict=True))
+        assert found == dict(zip(turns, (0.6, 0.3, 0.3), strict=True))
         assert {row.turn_id for row in await world.judgements()} == set(turns)
 
 
-async def enqueue(world: World, session_id: str, turns: list[str]) -> None:
+async def test_answers_that_nobody_hastens_are_compared_at_the_time_of_their_comparison(database_url: str) -> None:
+    """As after a proxy died that generated them. An answer that comes later gives the others no second reward."""
+    async with open_world(database_url, kind="relative") as world:
+        world.model.answers = [by_length]
+        (opened,) = await world.store.sessions.create(world.store.run, SessionSpec())
+        question = [{"role": "user", "content": "Which colour?"}]
+        first, second, late = [
+            await world.turn(opened.id, question, text, state=state)
+            for text, state in (("bluish", "complete"), ("red", "shadow"), ("green", "shadow"))
+        ]
+        comparison = comparison_of(world, first)
+        await add(world, comparison, opened.id, second)
+        world.store.clock.now += 69
+        assert await world.run_jobs() == []
+        world.store.clock.now += 2
+        assert await world.run_jobs() == ["done"]
+        await add(world, comparison, opened.id, late)
+        await hasten(world, comparison, opened.id)
+        world.store.clock.now += 100
+        assert await world.run_jobs() == []
+        assert {row.turn_id: row.value for row in await world.rewards()} == {first: 0.6, second: 0.3}
+        assert len(world.model.requests) == 1
+
+
+def comparison_of(world: World, turn_id: str) -> Comparison:
+    return Comparison(judges=("taste",), of=TurnId(turn_id), due_at=world.store.clock() + 70)
+
+
+async def add(world: World, comparison: Comparison, session_id: str, turn_id: str) -> None:
+    now, run_id = world.store.clock(), world.store.run.id
+    await world.store.database.commit(
+        lambda connection: add_to_comparison(connection, comparison, run_id, session_id, turn_id, now=now)
+    )
+
+
+async def hasten(world: World, comparison: Comparison, session_id: str) -> None:
     now = world.store.clock()
     await world.store.database.commit(
-        lambda connection: enqueue_comparison(connection, world.store.run.id, ["taste"], session_id, turns, now=now)
+        lambda connection: hasten_comparison(connection, comparison, session_id, now=now)
     )
 
 
