@@ -128,7 +128,8 @@ class JudgeDirectory:
 
     async def rejudge(self, run: RunView, name: str, session_ids: Sequence[str] | None) -> Rejudging:
         """Enqueue the judging of ended sessions that the judge has not scored in its present form: of the given ones,
-        or of all, the newest first, up to MOST_SESSIONS. Raise NotFound for an unknown judge."""
+        or of all, the newest first, up to MOST_SESSIONS. Those whose judging is dead or cancelled are tried again.
+        Raise NotFound for an unknown judge."""
         _, form = self._form(run, name)
         now = self._clock()
 

@@ -13,6 +13,7 @@ from proxy.database.rows import AnyRow
 from proxy.database.tables import GroupRow, JobRow, JudgementRow, RewardRow, RunRow, SessionRow
 from proxy.judges.groups import Member
 from proxy.lifecycle.judging import GIVEN_UP, JUDGING
+from proxy.lifecycle.outbox import NO_SUCCESS
 
 
 class JudgementRepository:
@@ -140,7 +141,7 @@ class JudgementRepository:
         self, run_id: str, judge: str, fingerprint: str, *, session_ids: Sequence[str] | None, limit: int
     ) -> list[str]:
         """Return ended sessions, the newest first, for which neither an answer of this judge in this form nor a job
-        of `enqueue_judging` with `again=fingerprint` exists."""
+        of `enqueue_judging` with `again=fingerprint` exists that is not dead or cancelled."""
         scored = exists().where(
             JudgementRow.session_id == SessionRow.id,
             JudgementRow.judge == judge,
@@ -150,6 +151,7 @@ class JudgementRepository:
         asked = exists().where(
             JobRow.kind == JUDGING,
             JobRow.key == literal(f"{judge}:").concat(SessionRow.id).concat(f":{fingerprint}"),
+            JobRow.state.not_in(NO_SUCCESS),
         )
         statement = select(SessionRow.id).where(
             SessionRow.run_id == run_id,

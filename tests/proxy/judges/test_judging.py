@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from fastapi import Response
 
-from proxy.contract.states import Outcome
+from proxy.contract.states import JobState, Outcome
 from proxy.contract.trajectory import Purpose
 from proxy.errors import NotFound, StoreUnavailable
 from proxy.feedback.service import FeedbackItem
+from proxy.jobs.service import JobService
 from proxy.retention.eraser import SessionEraser
 from proxy.retention.repository import ErasedReason, ErasureRepository
 from proxy.runs.deletion_repository import DeletionRepository
@@ -294,6 +295,25 @@ async def test_a_changed_judge_fills_in_what_it_has_not_scored(database_url: str
         assert (view.prompt_tokens, view.completion_tokens) == (400, 40)
         with pytest.raises(NotFound, match="it has: taste"):
             await world.judges.rejudge(await world.run(), "other", None)
+
+
+async def test_a_judging_that_is_dead_or_cancelled_is_tried_again_on_request(database_url: str) -> None:
+    async with open_world(database_url, model="local/unknown") as world:
+        world.model.answers = [refusal(404, "no such model")]
+        session_id = await world.session()
+        assert await world.run_jobs() == ["dead"]
+        assert (await world.rejudge()).enqueued == 1
+        assert await world.run_jobs() == ["dead"]
+        assert (await world.rejudge()).enqueued == 1, "the judging that was asked for is dead as well"
+        assert (await world.rejudge()).enqueued == 0, "it waits"
+        jobs = JobService(world.store.database, world.kinds, world.store.signals, world.store.clock)
+        (waiting,) = await jobs.page(state=JobState.WAITING)
+        await jobs.cancel(waiting.id)
+        assert (await world.rejudge()).enqueued == 1
+        world.model.answers = [grade(0.25)]
+        assert await world.run_jobs() == ["done"]
+        assert (await world.rejudge()).enqueued == 0
+        assert await world.store.reward_values(session_id) == [0.25]
 
 
 async def test_a_judge_that_has_spent_its_budget_waits_and_goes_on(database_url: str) -> None:
