@@ -163,7 +163,7 @@ def _validated(name: str, model: str, settings: Mapping[str, Any]) -> RunSetting
         return RunSettings.model_validate({**settings, "name": name, "model": model})
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
-        beside = [detail for detail in details if detail["loc"][0] in _BESIDE]
+        beside = [detail for detail in details if detail["loc"][:1] and detail["loc"][0] in _BESIDE]
         raise invalid(beside) if beside else invalid(details, "settings") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import model_validator
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
@@ -70,6 +71,22 @@ async def test_a_process_that_dies_after_a_change_is_made_leaves_the_rest_to_the
         await management_of(store, dies_after_commit=True).change("policy", {"reward_weights": {"style": 0.25}})
     await store.feedback.apply_changed_rules()  # as every start does
     assert (await store.sessions.get(store.owner, session.id)).reward == 0.25
+
+
+async def test_an_error_about_all_settings_together_is_the_clients(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Strict(RunSettings):
+        @model_validator(mode="after")
+        def _fits(self) -> Strict:
+            if self.max_new_tokens == 3:
+                raise ValueError("three tokens are too few for this model")
+            return self
+
+    management = management_of(store)
+    monkeypatch.setattr("proxy.runs.management.RunSettings", Strict)
+    with pytest.raises(InvalidRequest, match="settings: three tokens are too few for this model"):
+        await management.change("policy", {"max_new_tokens": 3})
 
 
 async def test_what_the_model_check_refuses_is_not_stored(store: Store) -> None:
