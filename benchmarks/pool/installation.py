@@ -91,19 +91,27 @@ def quoted(text: object) -> str:
 
 @asynccontextmanager
 async def installed(
-    folder: Path, engines: Sequence[Part], urls: Sequence[str], config: str, *, verbose: bool = False
+    folder: Path,
+    engines: Sequence[Part],
+    urls: Sequence[str],
+    config: str,
+    *,
+    engine_kind: str | None = None,
+    verbose: bool = False,
 ) -> AsyncIterator[Installation]:
     """Run a proxy with `config` and the engines that answer at `urls`, until the block ends. Engines begin first.
 
-    `config` is TOML without the sections `server`, `engine` and `bootstrap`.
+    `config` is TOML without the sections `server`, `engine` and `bootstrap`. `engine_kind`: `engine.kind`, if it is
+    not the default.
     """
     folder.mkdir(parents=True)
     port = random_free_port(HOST)
     admin_key, trainer_key = (f"rl-{kind}-{secrets.token_urlsafe(24)}" for kind in ("admin", "trainer"))
     file = folder / "base-rl.toml"
+    kind = "" if engine_kind is None else f"kind = {quoted(engine_kind)}\n"
     file.write_text(
         f"[server]\nport = {port}\ndata_dir = {quoted(folder / 'data')}\n\n"
-        f"[engine]\nurl = {quoted(urls[0])}\nreplica_urls = [{', '.join(map(quoted, urls[1:]))}]\n\n{config}"
+        f"[engine]\nurl = {quoted(urls[0])}\nreplica_urls = [{', '.join(map(quoted, urls[1:]))}]\n{kind}\n{config}"
     )
     proxy = Part(
         name="proxy",

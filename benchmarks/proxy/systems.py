@@ -62,14 +62,14 @@ class System:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the measured process so far, over all its threads."""
-        return sum(_thread_seconds(Path("/proc") / str(self.measured) / "task"))
+        return sum(thread_seconds(Path("/proc") / str(self.measured) / "task"))
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self.processes:
             os.kill(process, number)
 
 
-def _thread_seconds(tasks: Path) -> Iterator[float]:
+def thread_seconds(tasks: Path) -> Iterator[float]:
     """Return a thread's CPU time from the scheduler's count in nanoseconds: `cpu_times` has steps of 10
     milliseconds."""
     for task in tasks.iterdir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -22,8 +23,10 @@ from proxy.lifecycle.signals import Signals
 from proxy.runs.service import RunView
 from proxy.settings import JudgeSettings
 
-# Sessions of one request: other writes wait for its transaction.
+# Sessions of one request, which is to be answered within seconds.
 MOST_SESSIONS = 500
+# Jobs that one transaction enqueues: the turns of agents' calls wait for it.
+_AT_ONCE = 25
 # Scores that an agreement is computed from, the newest ones.
 MOST_COMPARED = 2000
 MOST_SOURCES = 40
@@ -132,17 +135,18 @@ class JudgeDirectory:
         Raise NotFound for an unknown judge."""
         _, form = self._form(run, name)
         now = self._clock()
-
-        def write(connection: Connection) -> Rejudging:
-            found = JudgementRepository(connection).unscored(
+        found = await self._database.read(
+            lambda connection: JudgementRepository(connection).unscored(
                 run.id, name, form, session_ids=session_ids, limit=MOST_SESSIONS
             )
-            # Keyed by the form, so that a repeated request enqueues nothing twice.
-            enqueued = sum(
-                enqueue_judging(connection, run.id, [name], session_id, now=now, again=form) for session_id in found
-            )
-            return Rejudging(enqueued=enqueued, more=len(found) == MOST_SESSIONS)
+        )
 
-        result = await self._database.commit(write)
+        def write(some: Sequence[str], connection: Connection) -> int:
+            # Keyed by the form, so that a repeated request enqueues nothing twice.
+            return sum(enqueue_judging(connection, run.id, [name], one, now=now, again=form) for one in some)
+
+        enqueued = 0
+        for start in range(0, len(found), _AT_ONCE):
+            enqueued += await self._database.commit(partial(write, found[start : start + _AT_ONCE]))
         self._signals.jobs.notify()
-        return result
+        return Rejudging(enqueued=enqueued, more=len(found) == MOST_SESSIONS)
