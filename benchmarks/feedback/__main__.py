@@ -4,8 +4,10 @@ Targets, for each of three seeds: from words the reward rises from at most 0.35 
 sessions of the batch it ends no higher than it started; from a relative judge that is right in 80 % of its
 comparisons, and from the user's next messages, it ends at 0.85 or more.
 
-Writes `benchmarks/results/feedback.json` and prints the table of `docs/performance.md`; the exit status says whether
-the targets were reached. About ten minutes of a core.
+Writes `benchmarks/results/feedback.json`, draws its curves (`docs/images/learning-feedback.svg`) and prints the table
+of `docs/performance.md`; the exit status says whether the targets were reached. About ten minutes of a core.
+
+`--draw` draws the curves of the file, and measures nothing.
 
 `--only KIND` measures some kinds and keeps the others' figures of the file.
 
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.feedback.base import make_base
+from benchmarks.feedback.plot import draw
 from benchmarks.feedback.report import judged, page
 from benchmarks.feedback.run import JUDGED, KINDS, Kind, Run, figures, learn
 from benchmarks.learning.tasks import CHECKPOINT
@@ -64,7 +67,11 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="show that it runs; judge and write nothing")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one core each")
     parser.add_argument("--only", action="append", choices=KINDS, help="measure this kind; may be repeated")
+    parser.add_argument("--draw", action="store_true", help="draw the curves of the last measurement")
     options = parser.parse_args()
+    if options.draw:
+        draw(json.loads(RESULT.read_text()))
+        return 0
     began = time.monotonic()
     found = measure(options.only or KINDS, jobs=options.jobs, short=options.short)
     if options.only:
@@ -76,6 +83,7 @@ def main() -> int:
         return 0
     result = found if options.only else {**found, "seconds": round(time.monotonic() - began), "machine": describe()}
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    draw(result)
     reached = judged(result)
     for target, is_reached in reached:
         print(f"{'reached' if is_reached else 'MISSED'}: {target}")

@@ -7,7 +7,7 @@ from typing import Any
 
 LEARNT, NOT_LEARNT = 0.85, 0.35
 
-_NAMES = {
+NAMES = {
     "words": "words",
     "words_shuffled": "words of other sessions",
     "numbers": "numbers",
@@ -20,7 +20,7 @@ def judged(result: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """Return the targets of the measured kinds in words, each with whether it was reached by every seed."""
     words, shuffled = result["words"], result["words_shuffled"]
     by_judges = [
-        (f"{_NAMES[kind]}: it ends at {LEARNT} or more", all(value >= LEARNT for value in result[kind]["last"]))
+        (f"{NAMES[kind]}: it ends at {LEARNT} or more", all(value >= LEARNT for value in result[kind]["last"]))
         for kind in ("relative", "follow_up")
         if kind in result
     ]
@@ -45,7 +45,7 @@ def table(result: Mapping[str, Any]) -> list[list[str]]:
             _numbers(result[kind]["last"]),
             ", ".join("never" if steps is None else str(steps) for steps in result[kind]["steps_to_085"]),
         ]
-        for kind, name in _NAMES.items()
+        for kind, name in NAMES.items()
         if kind in result
     ]
 

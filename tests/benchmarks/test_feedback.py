@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.feedback import report
+from benchmarks.feedback.__main__ import RESULT
 from benchmarks.feedback.judged import MEMBERS, Compared, FollowedUp
+from benchmarks.feedback.plot import IMAGE, draw
 from benchmarks.feedback.run import Commented, Curve, Kind, Run, figures
 from benchmarks.learning.run import claim_of
 from benchmarks.learning.tasks import CHECKPOINT
@@ -86,3 +91,18 @@ def test_a_relative_judge_scores_groups_and_a_follow_up_scores_turns() -> None:
     assert {reward for score, reward in found if score == 1} <= {1.0, None}
     assert {reward for score, reward in found if score == 0} <= {0.0, None}
     assert {reward for _, reward in found} >= {0.0, 1.0}
+
+
+def test_the_picture_of_the_docs_is_that_of_the_result(tmp_path: Path) -> None:
+    result = json.loads(RESULT.read_text())
+    draw(result, tmp_path / "drawn.svg")
+    again, docs = (texts_of(path) for path in (tmp_path / "drawn.svg", IMAGE))
+    assert again == docs
+    measured = set(report.NAMES) & set(result)
+    assert {report.NAMES[kind] for kind in measured} <= set(docs), "a panel for each, and the line of numbers"
+    draw({"numbers": result["numbers"], "words": result["words"]}, tmp_path / "fewer.svg")
+    assert report.NAMES["relative"] not in texts_of(tmp_path / "fewer.svg")
+
+
+def texts_of(path: Path) -> list[str | None]:
+    return [node.text for node in ET.parse(path).iter() if node.tag.endswith("}text")]

@@ -182,6 +182,7 @@ def test_words() -> None:
     measured = result("feedback.json")
     text = sections(PAGE)["Learning from words"]
     assert rows(text) == feedback_report.table(measured)
+    assert "(images/learning-feedback.svg)" in text
     assert all(reached for _, reached in feedback_report.judged(measured))
     assert f"on {measured['machine']['date']}" in " ".join(text.split())
 
