@@ -14,16 +14,25 @@ import torch
 from trainer.algorithm.logprobs import exact_token_logprobs, token_logprobs
 from trainer.compiling import why_not
 from trainer.config import AdapterSettings, Attention, Packing, PipelineSchedule, Precision, TrainerSettings
-from trainer.errors import ConfigurationError
+from trainer.errors import ConfigurationError, UnsupportedModel, WeightsUnusable
 from trainer.models.adapters import AdaptedPolicy, Adapters, BasePolicy, slot_key
 from trainer.models.archon.model import ArchonModel, Block
-from trainer.models.archon.weights import load_archon
+from trainer.models.archon.weights import archon_skeleton, archon_stand_in, load_archon
 from trainer.models.attention import of_packed_rows
-from trainer.models.huggingface import PolicyModel, load_policy
+from trainer.models.huggingface import (
+    PolicyModel,
+    TokenLogprobs,
+    load_policy,
+    policy_skeleton,
+    policy_stand_in,
+)
 from trainer.models.kernels import take_blocks
 from trainer.models.policy import Policy
+from trainer.models.skeleton import furnish, has_skeleton, is_skeleton
+from trainer.models.state_dict import load_weights
 from trainer.models.value import ValueModel, load_value
 from trainer.parallel.mesh import Ranks
+from trainer.parallel.tensor import NamedWeights
 from trainer.reference import FollowingReference
 
 _log = structlog.get_logger("trainer")
@@ -100,7 +109,7 @@ def load_trained(directory: Path, settings: TrainerSettings, ranks: Ranks) -> Po
 
     Raises UnsupportedModel, and ConfigurationError if the ranks' layout does not fit the model.
     """
-    return _divided(_load_whole(directory, settings, ranks), settings, ranks)
+    return _divided(_load_learning(directory, settings, ranks), directory, settings, ranks)
 
 
 def load_adapters(
@@ -110,10 +119,15 @@ def load_adapters(
 
     Raises UnsupportedModel, and ConfigurationError if an adapter does not fit the model.
     """
-    adapters = Adapters(_load_whole(directory, settings, ranks))
+    adapters = Adapters(_load_learning(directory, settings, ranks))
     for name, shape in shapes.items():
         adapters.add(name, shape, settings.seed)
-    _placed(adapters.model, settings, ranks)
+    without_weights = is_skeleton(adapters.model)
+    _placed(adapters.model, directory, settings, ranks)
+    if without_weights:
+        _fill(adapters.base_weights(), directory)
+        for name in shapes:
+            adapters[name].begin_anew()
     return adapters
 
 
@@ -132,20 +146,21 @@ def reference_of(
 def load_reference(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
     """Load the model of a directory like `load_trained`, but fixed. A collective."""
     model = _load(directory, settings, ranks, activation_checkpointing=False)
-    return _divided(model.requires_grad_(False).eval(), settings, ranks)
+    return _divided(model.requires_grad_(False).eval(), directory, settings, ranks)
 
 
 def load_critic(directory: Path, settings: TrainerSettings, ranks: Ranks) -> ValueModel:
     """Load a critic that begins with the transformer of a directory, in transformers' own definition whatever the
-    backend. A collective. Raises UnsupportedModel."""
+    backend. Each rank loads it whole before it is divided. A collective. Raises UnsupportedModel."""
     return _placed(
         load_value(directory, settings.precision, activation_checkpointing=settings.activation_checkpointing),
+        directory,
         settings,
         ranks,
     )
 
 
-def _load_whole(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
+def _load_learning(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
     model = _load(directory, settings, ranks, activation_checkpointing=settings.activation_checkpointing)
     asked = settings.batch.packing
     if asked not in model.packings and ranks.is_first:
@@ -154,18 +169,61 @@ def _load_whole(directory: Path, settings: TrainerSettings, ranks: Ranks) -> Pol
 
 
 def _load(directory: Path, settings: TrainerSettings, ranks: Ranks, *, activation_checkpointing: bool) -> PolicyModel:
-    load = load_archon if settings.backend == "archon" else load_policy
-    exact = head_precision_of(settings, ranks.device) is Precision.FLOAT32
-    scored = partial(
-        exact_token_logprobs if exact else token_logprobs, entropy_gradient=settings.algorithm.learns_entropy
-    )
-    model = load(directory, settings.precision, scored, activation_checkpointing=activation_checkpointing)
+    """Return a model with its weights on the CPU; or, if it will be divided, without them, as a skeleton."""
+    scored = _scored(settings, ranks)
+    options = {"activation_checkpointing": activation_checkpointing}
+    model: PolicyModel | None = None
+    if ranks.size > 1 and not settings.offload:
+        model = _skeleton(directory, settings, ranks, scored, **options)
+    if model is None:
+        load = load_archon if settings.backend == "archon" else load_policy
+        model = load(directory, settings.precision, scored, **options)
     if settings.algorithm.router_aux_coefficient and not (isinstance(model, ArchonModel) and model.config.experts):
         raise ConfigurationError(
             f"trainer.algorithm.router_aux_coefficient: {directory} is no mixture of experts, so it has no routers to"
             " balance; leave it out"
         )
     return model
+
+
+def _skeleton(
+    directory: Path, settings: TrainerSettings, ranks: Ranks, scored: TokenLogprobs, *, activation_checkpointing: bool
+) -> PolicyModel | None:
+    """Return the model without its weights; None if it can only be loaded whole."""
+    if settings.backend == "archon":
+        return archon_skeleton(
+            directory, settings.precision, scored, activation_checkpointing=activation_checkpointing
+        )
+
+    def packings() -> frozenset[Packing] | None:
+        if not has_skeleton(directory):
+            return None
+        return policy_stand_in(directory, settings.precision, scored, torch.device("cpu")).packings
+
+    # The first rank decides for all: they must divide the model alike.
+    found = ranks.from_first(packings)
+    if found is None:
+        if ranks.is_first:
+            _log.warning("every rank loads the whole model before it is divided", model=str(directory))
+        return None
+    model = policy_skeleton(directory, settings.precision, scored, activation_checkpointing=activation_checkpointing)
+    model.packings = found
+    return model
+
+
+def _scored(settings: TrainerSettings, ranks: Ranks) -> TokenLogprobs:
+    exact = head_precision_of(settings, ranks.device) is Precision.FLOAT32
+    return partial(
+        exact_token_logprobs if exact else token_logprobs, entropy_gradient=settings.algorithm.learns_entropy
+    )
+
+
+def _fill(weights: NamedWeights, directory: Path) -> None:
+    """Read the weights of a furnished model. Raises UnsupportedModel."""
+    try:
+        load_weights(weights, directory)
+    except WeightsUnusable as error:
+        raise UnsupportedModel(str(error)) from error
 
 
 def head_precision_of(settings: TrainerSettings, device: torch.device) -> Precision:
@@ -176,14 +234,18 @@ def head_precision_of(settings: TrainerSettings, device: torch.device) -> Precis
     return settings.precision if device.type == "cuda" else Precision.FLOAT32
 
 
-def _divided(model: PolicyModel, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
+def _divided(model: PolicyModel, directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
+    without_weights = is_skeleton(model)
     if ranks.size == 1 or not isinstance(model, ArchonModel):
-        model = _placed(model, settings, ranks)
+        model = _placed(model, directory, settings, ranks)
     else:
         from trainer.models.archon.dividing import divide
 
-        _choose_attention(model, settings, ranks)
+        _choose_attention(model, directory, settings, ranks)
         model = divide(model, ranks, settings.pipeline_schedule or PipelineSchedule.ONE_F_ONE_B)
+        furnish(model, ranks.device)
+    if without_weights:
+        _fill(model.own_weights(), directory)
     if settings.compile:
         check_compiler(ranks.device)
         for layer in model.layers:
@@ -202,17 +264,25 @@ def check_compiler(device: torch.device) -> None:
         ) from error
 
 
-def _placed(model: _Model, settings: TrainerSettings, ranks: Ranks) -> _Model:
-    model = model.to(ranks.device)
-    _choose_attention(model, settings, ranks)
+def _placed(model: _Model, directory: Path, settings: TrainerSettings, ranks: Ranks) -> _Model:
+    """Move a model to the device and divide it. A skeleton gets memory for this rank's part, with undefined
+    values."""
+    without_weights = is_skeleton(model)
+    if not without_weights:
+        model = model.to(ranks.device)
+    _choose_attention(model, directory, settings, ranks)
     if ranks.size > 1 or settings.offload:
         from trainer.parallel.fsdp import shard
 
         shard(model, model.layers, ranks, offload=settings.offload)
+    if without_weights:
+        furnish(model, ranks.device)
     return model
 
 
-def _choose_attention(model: PolicyModel | ValueModel, settings: TrainerSettings, ranks: Ranks) -> None:
+def _choose_attention(
+    model: PolicyModel | ValueModel, directory: Path, settings: TrainerSettings, ranks: Ranks
+) -> None:
     """Choose how attention is computed, before the model is divided. Raises ConfigurationError if the chosen way does
     not work for the model."""
     asked, packing = settings.attention, settings.batch.packing
@@ -220,7 +290,13 @@ def _choose_attention(model: PolicyModel | ValueModel, settings: TrainerSettings
     useful = packing in masked and Packing.TREE in model.packings
     if asked is Attention.WHOLE or (asked is Attention.AUTO and not useful):
         return
-    obstacle = take_blocks(model.to(ranks.device))
+    if is_skeleton(model) and isinstance(model, PolicyModel):
+        obstacle = ranks.from_first(partial(_obstacle_to_blocks, model, directory, settings, ranks))
+        if obstacle is None:
+            model.accept_block_masks()
+            model.by_blocks = True
+    else:
+        obstacle = take_blocks(model.to(ranks.device))
     if obstacle is not None and asked is Attention.BLOCKS:
         raise ConfigurationError(
             f"trainer.attention: this model cannot compute attention by blocks on {ranks.device.type}: {obstacle};"
@@ -228,3 +304,14 @@ def _choose_attention(model: PolicyModel | ValueModel, settings: TrainerSettings
         )
     if obstacle is not None and ranks.is_first:
         _log.warning("attention is not by blocks: trees take longer and more memory", reason=obstacle)
+
+
+def _obstacle_to_blocks(model: PolicyModel, directory: Path, settings: TrainerSettings, ranks: Ranks) -> str | None:
+    """Return why attention by blocks does not work for a model without weights, tried with its stand-in."""
+    scored = _scored(settings, ranks)
+    if isinstance(model, ArchonModel):
+        small: PolicyModel = archon_stand_in(directory, settings.precision, scored).to(ranks.device)
+    else:
+        small = policy_stand_in(directory, settings.precision, scored, ranks.device)
+    learns = any(parameter.requires_grad for parameter in model.parameters())
+    return take_blocks(small.requires_grad_(learns))

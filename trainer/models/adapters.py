@@ -125,6 +125,12 @@ class Adapters:
             if full.endswith(endings):
                 yield f"{_PREFIX}{full.removesuffix(f'.{name}.weight')}.weight", parameter
 
+    def base_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters of the model below the adapters under their Hugging Face names."""
+        for full, parameter in self.model.inner.named_parameters():
+            if not any(f".{part}." in full for part in _PARTS):
+                yield full.replace(".base_layer.", "."), parameter
+
     def config(self, name: str) -> dict[str, Any]:
         """Return peft's configuration of a slot as JSON values, without the name of the base model."""
         values = self._peft.peft_config[name].to_dict()

@@ -20,7 +20,9 @@ from trainer.models.attention import attend_by_blocks, block_mask, of_packed_row
 from trainer.models.dropout import Repeatable, remove_dropout
 from trainer.models.layouts import packings_of
 from trainer.models.passes import Passes
-from trainer.models.state_dict import adapter_in, load_weights, stored_names
+from trainer.models.skeleton import stand_in, transformer_skeleton
+from trainer.models.state_dict import adapter_in, load_weights
+from trainer.models.stored import StoredTensors
 
 _BLOCKS_OR_SDPA = "blocks_or_sdpa"
 _WEIGHT_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
@@ -62,6 +64,10 @@ class PolicyModel(Passes, Repeatable):
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters under their Hugging Face names, tied ones once."""
         yield from self.inner.named_parameters()
+
+    def own_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield every parameter that has memory of its own on this rank, even if two have one name."""
+        yield from self.named_weights()
 
     def load_base(self, directory: Path) -> None:
         """Copy the weights of the base model into this one. Raises WeightsUnusable."""
@@ -238,15 +244,44 @@ def load_policy(
     """
     inner = load_transformer(directory, activation_checkpointing=activation_checkpointing)
     model = PolicyModel(inner, Precision.FLOAT32, token_logprobs)
-    names = {name for name, _ in model.named_weights()}
-    unknown = sorted(names - stored_names(directory))
+    _check_names(model, directory)
+    model.packings = packings_of(model)
+    model.precision = precision
+    return model.train()
+
+
+def policy_skeleton(
+    directory: Path, precision: Precision, token_logprobs: TokenLogprobs, *, activation_checkpointing: bool
+) -> PolicyModel:
+    """Return the model in a directory without its weights, as a skeleton (`models/skeleton.py`). Its `packings` are
+    those of `policy_stand_in`, which the caller sets. Raises UnsupportedModel."""
+    inner = transformer_skeleton(directory, activation_checkpointing=activation_checkpointing)
+    model = PolicyModel(inner, precision, token_logprobs)
+    _check_names(model, directory)
+    return model.train()
+
+
+def policy_stand_in(
+    directory: Path, precision: Precision, token_logprobs: TokenLogprobs, device: torch.device
+) -> PolicyModel:
+    """Return a small model of the architecture in a directory with random weights, and with the layouts that it
+    computes correctly. Raises UnsupportedModel."""
+    model = PolicyModel(stand_in(directory, torch.device("cpu")), Precision.FLOAT32, token_logprobs)
+    model.packings = packings_of(model)
+    model.precision = precision
+    return model.to(device).train()
+
+
+def _check_names(model: PolicyModel, directory: Path) -> None:
+    try:
+        stored = StoredTensors(directory).names
+    except WeightsUnusable as error:
+        raise UnsupportedModel(str(error)) from error
+    unknown = sorted({name for name, _ in model.named_weights()} - stored)
     if unknown:
         raise UnsupportedModel(
             f"{directory}: the model's weights have other names in memory than on disk, for example {unknown[0]}"
         )
-    model.packings = packings_of(model)
-    model.precision = precision
-    return model.train()
 
 
 def load_transformer(directory: Path, *, activation_checkpointing: bool) -> Any:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from proxy.contract.lora import ADAPTER_CONFIG
 from trainer.errors import WeightsUnusable
+from trainer.models.stored import StoredTensors, weight_files
 from trainer.parallel.mesh import Ranks
-from trainer.parallel.tensor import NamedWeights, like, whole
+from trainer.parallel.tensor import NamedWeights, like, local_region, whole
 
 
 def gather_weights(weights: NamedWeights, *, keep: bool, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -67,11 +68,23 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def load_weights(weights: NamedWeights, directory: Path) -> None:
-    """Copy a version's weights into a model, sharded or not. Every rank reads the files.
+    """Copy a version's weights into a model, sharded or not. Every rank reads its own part of the files, with the
+    memory of one block.
 
     Raises WeightsUnusable if a weight is missing or has another shape.
     """
-    put_weights(weights, read_weights(directory), str(directory))
+    stored = StoredTensors(directory)
+    shapes = stored.shapes
+    with torch.no_grad():
+        for name, parameter in weights:
+            _check_shapes(name, parameter, shapes, str(directory))
+            part, offsets = local_region(parameter)
+            if "*" not in name:
+                stored.read_into(name, part, offsets)
+                continue
+            here = names_on_disk(name, len(parameter))[offsets[0] : offsets[0] + len(part)]
+            for place, each in enumerate(here):
+                stored.read_into(each, part[place], offsets[1:])
 
 
 def put_weights(weights: NamedWeights, stored: Mapping[str, Tensor], place: str) -> None:
@@ -79,16 +92,23 @@ def put_weights(weights: NamedWeights, stored: Mapping[str, Tensor], place: str)
 
     Raises WeightsUnusable, with `place` as their origin, if a tensor is missing or has another shape.
     """
+    shapes = {each: tuple(tensor.shape) for each, tensor in stored.items()}
     with torch.no_grad():
         for name, parameter in weights:
-            names = names_on_disk(name, len(parameter))
-            shape = parameter.shape[1:] if "*" in name else parameter.shape
-            for each in names:
-                if each not in stored or stored[each].shape != shape:
-                    found = tuple(stored[each].shape) if each in stored else "nothing"
-                    raise WeightsUnusable(f"{place}: {each} should have shape {tuple(shape)}, found {found}")
-            tensor = torch.stack([stored[each] for each in names]) if "*" in name else stored[name]
+            _check_shapes(name, parameter, shapes, place)
+            tensor = (
+                torch.stack([stored[each] for each in names_on_disk(name, len(parameter))])
+                if "*" in name
+                else stored[name]
+            )
             parameter.copy_(like(tensor, parameter))
+
+
+def _check_shapes(name: str, parameter: Tensor, stored: Mapping[str, tuple[int, ...]], place: str) -> None:
+    shape = tuple(parameter.shape[1:] if "*" in name else parameter.shape)
+    for each in names_on_disk(name, len(parameter)):
+        if stored.get(each) != shape:
+            raise WeightsUnusable(f"{place}: {each} should have shape {shape}, found {stored.get(each, 'nothing')}")
 
 
 ADAPTER_DIRECTORY = "adapter"
@@ -104,29 +124,6 @@ def adapter_in(directory: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise WeightsUnusable(f"{directory / ADAPTER_CONFIG}: {error}") from error
     return found
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of a version in order of their names. Raises WeightsUnusable if there are none."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise WeightsUnusable(f"{directory} has no safetensors files")
-    return files
-
-
-def stored_names(directory: Path) -> set[str]:
-    """Return the names of the tensors in a directory's safetensors files."""
-    return set(stored_shapes(directory))
-
-
-def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors in a directory's safetensors files, by name."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in weight_files(directory):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    return shapes
 
 
 def joint_digest(sums: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from proxy.contract.claim import EngineReading
 from trainer.algorithm.parts import Algorithm
 from trainer.batching.packing import MicroBatch, MiniBatch
 from trainer.config import Precision
-from trainer.models.state_dict import stored_shapes
+from trainer.models.stored import StoredTensors
 
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
 # Names of embeddings and output heads in stored weights. A look-up is no arithmetic, and the head is counted
@@ -60,7 +60,7 @@ class ModelFlops:
         used = (getattr(config, "num_experts_per_tok", None) or experts) / experts if experts else 1.0
         matrices = [
             math.prod(shape) * (used if ".experts." in name else 1.0)
-            for name, shape in stored_shapes(directory).items()
+            for name, shape in StoredTensors(directory).shapes.items()
             if len(shape) > 1 and name.split(".")[-2] not in _ENDS
         ]
         return ModelFlops(

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 NamedWeights = Iterable[tuple[str, nn.Parameter]]
 
@@ -35,6 +36,15 @@ def whole(tensor: Tensor) -> Tensor:
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor that may be sharded, without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_region(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return this rank's part of a tensor that may be sharded, without a copy, and where it begins in the whole one:
+    an index for each dimension."""
+    if not isinstance(tensor, DTensor):
+        return tensor, (0,) * tensor.dim()
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), tuple(offsets)
 
 
 def like(tensor: Tensor, reference: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from trainer.models.archon.model import ArchonModel, CausalModel
 from trainer.models.archon.moe import Experts, MixtureOfExperts
 from trainer.models.archon.pipelined import PipelinedModel
 from trainer.models.huggingface import PolicyModel
+from trainer.models.skeleton import is_skeleton
 from trainer.parallel.axes import Axes, Axis
 from trainer.parallel.fsdp import sum_gradients
 from trainer.parallel.mesh import Ranks
@@ -33,17 +34,20 @@ _WIDTH = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
 
 
 def divide(model: ArchonModel, ranks: Ranks, schedule: PipelineSchedule) -> PolicyModel:
-    """Return this rank's part of a model, on its device. Do not use `model` afterwards. A collective.
+    """Return this rank's part of a model, on its device, or without memory if `model` has none. Do not use `model`
+    afterwards. A collective.
 
     Raises ConfigurationError if the layout does not fit the model.
     """
     layout = ranks.layout
     layout.check_model(model.config.shape, stages_per_rank(schedule))
+    if not is_skeleton(model):
+        model = model.to(ranks.device)
     if layout.pipeline == 1:
-        _divide(model.to(ranks.device).causal, ranks)
+        _divide(model.causal, ranks)
         return model
     axis = _axis(ranks.mesh(pipeline=layout.pipeline, stage=layout.stage), "pipeline")
-    part = PipelinedModel(model, Pipeline(axis=axis, schedule=schedule, device=ranks.device)).to(ranks.device)
+    part = PipelinedModel(model, Pipeline(axis=axis, schedule=schedule, device=ranks.device))
     for stage in part.stages:
         _divide(stage, ranks)
     return part

@@ -52,6 +52,10 @@ class PipelinedModel(PolicyModel):
         """Yield the parameters of this rank's stages under their names in the whole model."""
         yield from {name: weight for stage in self.stages for name, weight in stage.named_weights()}.items()
 
+    def own_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for stage in self.stages:
+            yield from stage.named_weights()
+
     @property
     def elsewhere(self) -> frozenset[str]:
         return self._elsewhere

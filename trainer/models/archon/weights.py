@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 
 import torch
@@ -11,7 +13,12 @@ from trainer.errors import UnsupportedModel, WeightsUnusable
 from trainer.models.archon.config import read_config
 from trainer.models.archon.model import TIED_HEAD, ArchonModel, Block
 from trainer.models.huggingface import TokenLogprobs
-from trainer.models.state_dict import load_weights, names_on_disk, stored_names
+from trainer.models.skeleton import furnish
+from trainer.models.state_dict import names_on_disk
+from trainer.models.stored import StoredTensors
+
+_FEW_TOKENS = 64
+"""The vocabulary of a stand-in. Trials use token ids below 10."""
 
 
 def load_archon(
@@ -25,23 +32,52 @@ def load_archon(
 
     Raises UnsupportedModel, also if the files have other weights than the definition.
     """
+    model = archon_skeleton(directory, precision, token_logprobs, activation_checkpointing=activation_checkpointing)
+    furnish(model, torch.device("cpu"))
+    try:
+        model.load_base(directory)
+    except WeightsUnusable as error:
+        raise UnsupportedModel(str(error)) from error
+    return model
+
+
+def archon_skeleton(
+    directory: Path,
+    precision: Precision,
+    token_logprobs: TokenLogprobs,
+    *,
+    activation_checkpointing: bool,
+) -> ArchonModel:
+    """Return the model in a directory without its weights, as a skeleton (`models/skeleton.py`).
+
+    Raises UnsupportedModel, also if the files have other weights than the definition.
+    """
     config = read_config(directory)
     with torch.device("meta"):
         model = ArchonModel(config, precision, token_logprobs)
-    model.to_empty(device="cpu")
-    if config.tied:
-        model.causal.tie()
     try:
-        ours = {on_disk for name, weight in model.named_weights() for on_disk in names_on_disk(name, len(weight))}
-        stored = stored_names(directory) - ({TIED_HEAD} if config.tied else set())
-        if ours != stored:
-            odd = sorted(ours ^ stored)[0]
-            said = "is missing from the files" if odd in ours else "is in the files and not in the definition"
-            raise UnsupportedModel(f"{directory}: {odd} {said}")
-        load_weights(model.named_weights(), directory)
+        stored = StoredTensors(directory).names - ({TIED_HEAD} if config.tied else set())
     except WeightsUnusable as error:
         raise UnsupportedModel(str(error)) from error
+    ours = {on_disk for name, weight in model.named_weights() for on_disk in names_on_disk(name, len(weight))}
+    if ours != stored:
+        odd = sorted(ours ^ stored)[0]
+        said = "is missing from the files" if odd in ours else "is in the files and not in the definition"
+        raise UnsupportedModel(f"{directory}: {odd} {said}")
     for block in model.layers:
         if isinstance(block, Block):
             block.checkpointed = activation_checkpointing
+    return model.train()
+
+
+def archon_stand_in(directory: Path, precision: Precision, token_logprobs: TokenLogprobs) -> ArchonModel:
+    """Return a model of one dense layer with the widths of the model in a directory, few tokens and random weights:
+    attention is tried with it. Raises UnsupportedModel."""
+    config = dataclasses.replace(read_config(directory), layers=1, vocabulary=_FEW_TOKENS, experts=None)
+    model = ArchonModel(config, precision, token_logprobs)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.copy_(torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[-1]))
     return model.train()

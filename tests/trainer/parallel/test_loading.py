@@ -1,0 +1,84 @@
+"""Each rank of a divided model loads its own part: it never has the whole model in memory (`make test-ranks`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import all_gather_object
+
+from tests.trainer.models.archon.shapes import save_random
+from tests.trainer.models.archon.steps import settings_of
+from tests.trainer.models.archon.together import together
+from trainer.config import TrainerSettings
+from trainer.loading import load_learnt
+from trainer.models.stored import weight_files
+from trainer.parallel.layout import layout_of
+from trainer.parallel.mesh import Ranks
+from trainer.parallel.tensor import local_part
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+_WIDE: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 10,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 4096,
+}
+_BUCKET = 32 << 20
+"""Bytes of one block of a file with its copy in float32, and what torch and the allocator hold besides tensors."""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 165 MB in float32: much more than everything else that a rank allocates."""
+    directory = tmp_path_factory.mktemp("wide")
+    save_random(directory, "qwen3", **_WIDE)
+    return directory
+
+
+def peak_of_loading(ranks: Ranks, directory: Path, settings: TrainerSettings) -> list[tuple[int, int]]:
+    """Return for each rank the bytes of its weights, and by how many bytes its resident memory rose while it loaded
+    them, at most."""
+    ranks = ranks.arranged(layout_of(settings))
+    import peft  # noqa: F401 - the code of a library is no part of the model
+
+    # Writing 5 sets the recorded peak to the present size (proc_pid_clear_refs(5)).
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _kilobytes("VmRSS")
+    model: Any = load_learnt(directory, settings, ranks)
+    grown = _kilobytes("VmHWM") - before
+    base = model.adapters.model if settings.adapter is not None else model
+    own = sum(local_part(weight.detach()).nbytes for weight in base.parameters())
+    found: list[Any] = [None] * ranks.size
+    all_gather_object(found, (own, grown * 1024))
+    return found
+
+
+def _kilobytes(field: str) -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:")]
+    return int(line.split()[1])
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (2, {"backend": "fsdp"}),
+        (4, {"backend": "fsdp"}),
+        (2, {"backend": "fsdp", "adapter": {"rank": 4}}),
+        (2, {"layout": "d2"}),
+        (2, {"layout": "t2"}),
+        (2, {"layout": "p2"}),
+        (4, {"layout": "d2t2"}),
+        (4, {"layout": "c4"}),
+    ],
+    ids=lambda each: str(each) if isinstance(each, int) else "-".join(map(str, each.values())),
+)
+def test_a_rank_loads_only_its_part(wide: Path, size: int, options: dict[str, Any]) -> None:
+    whole = sum(file.stat().st_size for file in weight_files(wide))
+    for own, grown in together(size, peak_of_loading, wide, settings_of(**options)):
+        assert own < 0.75 * whole
+        assert grown <= 1.3 * own + _BUCKET, f"{grown / 1e6:.0f} MB for weights of {own / 1e6:.0f} MB"
