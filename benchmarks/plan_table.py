@@ -14,7 +14,7 @@ GPUS = (1, 8, 64)
 _GIB = 1 << 30
 _HEADINGS = (
     *("model", "GPUs", "layout", "tokens", "checkpointing", "weights", "gradients", "optimiser", "activations"),
-    *("other", "start", "most"),
+    *("other", "most"),
 )
 
 
@@ -44,7 +44,7 @@ def _cells(found: Proposal) -> list[str]:
         f"`{found.layout}`",
         f"{found.work.tokens:,}",
         "yes" if found.work.checkpointing else "no",
-        *(f"{size / _GIB:.1f}" for size in (*sizes, other, memory.start, memory.total)),
+        *(f"{size / _GIB:.1f}" for size in (*sizes, other, memory.total)),
     ]
 
 

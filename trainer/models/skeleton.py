@@ -19,6 +19,8 @@ from trainer.models.dropout import remove_dropout
 
 _FEW_TOKENS = 64
 """The vocabulary of a stand-in. Trials use token ids below 10."""
+_LOGITS = 20.0
+"""Size of a stand-in's logits: that of trained models, at which a softcap or a scale after the head shows."""
 
 
 def transformer_skeleton(directory: Path, *, activation_checkpointing: bool) -> Any:
@@ -72,6 +74,7 @@ def stand_in(directory: Path, device: torch.device) -> Any:
             if parameter.dim() > 1:
                 values = torch.randn(parameter.shape, generator=generator) / math.sqrt(parameter.shape[-1])
                 parameter.copy_(values)
+        inner.get_output_embeddings().weight.mul_(_LOGITS)
     remove_dropout(inner)
     return inner
 

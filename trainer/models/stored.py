@@ -78,9 +78,11 @@ class StoredTensors:
         Raises KeyError for an unknown name, and ValueError for a part that the tensor does not have.
         """
         place = self._places[name]
-        begin = tuple(offsets) if offsets is not None else (0,) * len(place.shape)
-        end = [first + count for first, count in zip(begin, target.shape, strict=True)]
-        if len(place.shape) != target.dim() or any(last > most for last, most in zip(end, place.shape, strict=True)):
+        begin = tuple(offsets) if offsets is not None else (0,) * target.dim()
+        ranges = zip(begin, target.shape, place.shape, strict=False)
+        if not len(begin) == target.dim() == len(place.shape) or any(
+            first < 0 or first + count > most for first, count, most in ranges
+        ):
             raise ValueError(f"{name} of shape {place.shape} has no part {tuple(target.shape)} at {begin}")
         if target.numel() == 0:
             return

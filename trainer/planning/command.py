@@ -28,7 +28,6 @@ _MEANINGS = {
     "casts": "weights in bfloat16",
     "activations": "activations",
     "logits": "a chunk of logits",
-    "start": "at the start only: the model whole",
 }
 
 

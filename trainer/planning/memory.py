@@ -45,8 +45,7 @@ class RankMemory:
     """Bytes of the rank that needs most.
 
     `gathered` are parameters and gradients that FSDP2 holds whole for a moment, `casts` the bfloat16 copies of
-    weights that the backward pass needs, `start` the whole model of a stage as it is loaded, before it is divided:
-    it is gone before the rest exists.
+    weights that the backward pass needs. Loading needs no more than `weights`: a rank reads only its own part.
     """
 
     weights: int
@@ -57,14 +56,12 @@ class RankMemory:
     casts: int
     activations: int
     logits: int
-    start: int
 
     @property
     def total(self) -> int:
-        """The peak: of the steps, or of the start."""
-        step = self.weights + self.gradients + self.optimizer + self.reference
-        passes = self.gathered + self.casts + self.activations + self.logits
-        return max(step + passes, self.start)
+        """The peak of a step."""
+        kept = self.weights + self.gradients + self.optimizer + self.reference
+        return kept + self.gathered + self.casts + self.activations + self.logits
 
 
 def layer_parameters(config: ModelConfig, layer: int) -> int:
@@ -113,7 +110,6 @@ def _stage_memory(config: ModelConfig, layout: Layout, work: Work, layers: range
         casts=_casts(config, layout, work, layers, root),
         activations=_activations(config, layout, work, layers),
         logits=_logits(config, layout, work),
-        start=FLOAT32 * (stage if layout.pipeline > 1 else parameters(config)),
     )
 
 
