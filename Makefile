@@ -164,7 +164,7 @@ bench-feedback: setup-dev  ## learning from words alone, from words of other ses
 bench-gate: setup  ## bad versions refused or taken back, and good ones not, by drawn rewards on a real store -> benchmarks/results/gate.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.gates $(if $(SHORT),--short)
 
-chaos: setup  ## kill -9 at random times, with two runs on two engines, lying engines, a hostile client, a full disk, five connections, on both databases; and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
+chaos: setup-dev  ## kill -9 at random times, with two runs on two engines, a judge and its workers (needs redis-server), lying engines, a hostile client, a full disk, five connections, on both databases; and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
 	$(BIN)/python -m benchmarks.chaos $(if $(KILLS),--seconds $(KILLS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)
 
 bench-jobs: setup-dev  ## 10,000 background jobs, workers killed every ten seconds, in-process and by Celery, and agents' calls while 1,000 judgements run -> benchmarks/results/jobs.json (needs redis-server; ARGS="--parts calls": a part; SHORT=1: does it run?)

@@ -4,10 +4,11 @@
 calculator's model on two embedded engines that both runs share, with one trainer, and agents of both runs that call,
 stream, reward, repeat and revise without a pause, under the same session names in both runs. Every few seconds one
 randomly chosen part gets a kill -9, and the supervisor restarts it. Meanwhile faults take turns: relays before the
-engines change their answers, a hostile client attacks, and the disk of the store is full. PostgreSQL grants five
-connections all the time. After the last kill, the wait of an agent is measured with and without the hostile client,
-the agents continue until everything trainable has been trained, and the store is compared with the answers that the
-agents received.
+engines change their answers, a hostile client attacks, and the disk of the store is full. PostgreSQL grants the proxy
+five connections all the time. A judge scores the sessions of one run, by a model that fails in a fifth of its
+answers: the proxy runs its jobs on SQLite, and a worker on PostgreSQL, by Celery and Redis. After the last kill, the
+wait of an agent is measured with and without the hostile client, the agents continue until everything trainable has
+been trained and judged, and the store is compared with the answers that the agents received.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import httpx
 from benchmarks.chaos.accounts import Ask, counted, impossible, trainable
 from benchmarks.chaos.customers import Customers, Promises
 from benchmarks.chaos.faults import FULL_DISK, HOSTILITY, LIES, Faults, attacks, child
+from benchmarks.chaos.judging import WORKER, Judging, judgements, judging
 from benchmarks.chaos.places import Place, place
 from benchmarks.chaos.waiting import measure
 from benchmarks.machine import describe
@@ -48,7 +50,7 @@ EXAMPLE = Path(__file__).parents[2] / "agents_examples" / "calculator"
 DATABASES = ("sqlite", "postgresql")
 RUNS = ("calculator", "second")
 ENGINES = (ENGINE, f"{ENGINE}-2")
-PARTS = (PROXY, TRAINER, *ENGINES)
+PARTS = (PROXY, TRAINER, *ENGINES, WORKER)
 BROKEN = (
     "lost_turns",
     "changed_turns",
@@ -62,6 +64,9 @@ BROKEN = (
     "sessions_with_miscounted_turns",
     "ambiguous_answers",
     "damage",
+    "unjudged",
+    "judged_twice",
+    "wrong_scores",
     "believed_lies",
     "crashes_by_hostile_requests",
     "stuck",
@@ -104,7 +109,7 @@ class Killer:
             for supervisor in self._supervisors.values():
                 supervisor.raise_for_failure()
             now = time.monotonic() - began
-            due = [part for part in PARTS if now - self._last[part] >= _LEAST_BETWEEN_S]
+            due = [part for part in self._supervisors if now - self._last[part] >= _LEAST_BETWEEN_S]
             part = self._random.choice(due) if due else None
             if part is None or not self._supervisors[part].alive(part):
                 continue
@@ -129,27 +134,32 @@ async def chaos(database: str, at: Place, folder: Path, options: argparse.Namesp
     parts = [Part(name=name, argv=plan.argv, env=plan.env) for name, plan in zip(ENGINES, plans, strict=True)]
     data_dir = folder / f"data-{database}"
     switch = ("--switch", str(faults.switch(LIES)), "--told", str(faults.told), "--seed", str(options.seed))
-    async with Supervisor(parts, folder / f"logs-{database}", listener) as engines:
-        with ExitStack() as liars:
+    logs = folder / f"logs-{database}"
+    # On SQLite no other process than the proxy may run jobs.
+    with judging(folder, with_workers=database == "postgresql") as judge, ExitStack() as liars:
+        async with Supervisor([*parts, judge.model], logs, listener) as engines:
             urls = []
             for port in ports:
                 liar = liars.enter_context(child("liar", "--engine", str(port), *switch))
                 assert liar.stdout is not None
                 urls.append(f"http://127.0.0.1:{int(liar.stdout.readline())}")
-            settings = _settings(at, data_dir, checkpoint, urls)
+            settings = _settings(at, data_dir, checkpoint, urls, judge)
             async with running_stack(
                 settings, config_file=EXAMPLE / "config.toml", with_trainer=True, seed=options.seed, listener=listener
             ) as stack:
-                await wait_until_ready(stack)
-                supervisors = {PROXY: stack.supervisor, TRAINER: stack.supervisor, **dict.fromkeys(ENGINES, engines)}
-                killer = Killer(supervisors, options.seed, options.kill_every)
-                found = await _under_load(at, stack, faults, killer, options)
+                await wait_until_ready(stack)  # the proxy has made the tables then, which a worker needs
+                workers = judge.workers(settings, at.free_url, EXAMPLE / "config.toml")
+                async with Supervisor(workers, logs, listener) as working:
+                    supervisors = {PROXY: stack.supervisor, TRAINER: stack.supervisor}
+                    supervisors |= dict.fromkeys(ENGINES, engines) | {part.name: working for part in workers}
+                    killer = Killer(supervisors, options.seed, options.kill_every)
+                    found = await _under_load(at, stack, faults, killer, options)
     findings = check(settings.database_url)
     for finding in findings:
         print(f"  base-rl db check: {finding}", flush=True)
     return {
         "database": database,
-        "kills": {part: killer.kills[part] for part in PARTS},
+        "kills": {part: killer.kills[part] for part in supervisors},
         "faults": {kind: faults.made[kind] for kind in (LIES, HOSTILITY, FULL_DISK)},
         "lies": faults.lies(),
         **found,
@@ -159,13 +169,14 @@ async def chaos(database: str, at: Place, folder: Path, options: argparse.Namesp
     }
 
 
-def _settings(at: Place, data_dir: Path, checkpoint: str, engine_urls: list[str]) -> Settings:
+def _settings(at: Place, data_dir: Path, checkpoint: str, engine_urls: list[str], judge: Judging) -> Settings:
     overrides: dict[str, dict[str, Any]] = {
         "server": {"port": 0, "data_dir": data_dir, "max_connections": _CONNECTIONS},
         "engine": {"kind": engine_urls[0], "replica_urls": engine_urls[1:]},
         "run": {"model": checkpoint, "weights": "adapter", "lease_seconds": 4.0, "session_idle_seconds": 30.0},
-        "runs": {run: {} for run in RUNS},
+        "runs": {run: judge.run_settings() if run == RUNS[1] else {} for run in RUNS},
         "database": {"url": at.url},
+        **judge.settings(),
     }
     return with_model(load_settings(EXAMPLE / "config.toml", overrides), checkpoint)
 
@@ -206,8 +217,10 @@ async def _under_load(
                 customers.finish()
             await asyncio.wait((working,), timeout=120)
         working.result()
+        judged = await judgements(at.ask, RUNS[1], patience=_DRAIN_S)
     return {
         **counted(at.ask, promises),
+        **judged,
         "attacks": sent,
         "crashes_by_hostile_requests": sum(
             count for statuses in sent.values() for status, count in statuses.items() if "500" in status

@@ -27,6 +27,8 @@ class Place:
     """A database. `disk` is the directory of its files; None if it cannot be filled, because mounting needs root."""
 
     url: str
+    free_url: str
+    """The same database for processes that the bound on connections does not concern."""
     ask: Ask
     disk: Path | None
     server: PostgresServer | None = None
@@ -44,7 +46,7 @@ def place(database: str, folder: Path) -> Iterator[Place]:
         disk = directory if is_mounted else None
         if database == "sqlite":
             file = directory / "store.sqlite3"
-            yield Place(url=f"sqlite:///{file}", ask=asking_sqlite(file), disk=disk)
+            yield Place(url=f"sqlite:///{file}", free_url=f"sqlite:///{file}", ask=asking_sqlite(file), disk=disk)
             return
         server = PostgresServer(_SETTINGS, directory)
         server.start()
@@ -53,6 +55,7 @@ def place(database: str, folder: Path) -> Iterator[Place]:
             server.run(f"CREATE DATABASE chaos OWNER {_ROLE}")
             yield Place(
                 url=server.url("chaos", user=_ROLE),
+                free_url=server.url("chaos"),
                 ask=asking_postgresql(server.url("chaos")),
                 disk=disk,
                 server=server,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.chaos.__main__ import together
 from benchmarks.chaos.accounts import impossible
+from benchmarks.chaos.judging import judgements
 from benchmarks.chaos.liar import LIES, changed
 from benchmarks.chaos.probe import EVERY_S
 from benchmarks.chaos.waiting import waits
@@ -81,3 +83,19 @@ def test_counts_of_two_databases_are_added_and_the_longer_wait_is_reported() -> 
     assert (found["database"], found["stuck"], found["p99_ms"]) == ("x and y", 2, 3.0)
     assert (found["kills"]["proxy"], found["lies"]) == (4, {"a": 1, "c": 4})
     assert "attacks" not in found
+
+
+async def test_sessions_without_a_score_or_with_two_are_counted() -> None:
+    """Of five sessions: one score, two scores, a job that is done with a score that is lost, an answer that the judge
+    had nothing to score about, and a job that is not done."""
+    done = [("a", '{"scored": 1}'), ("b", '{"scored": 1}'), ("c", '{"scored": 1}'), ("d", '{"skipped": "empty"}')]
+    rows: dict[str, Any] = {
+        "FROM sessions": [(name,) for name in "abcde"],
+        "FROM jobs": [(f"adds:{name}", result) for name, result in done],
+        "FROM rewards": [("a", 0.75), ("b", 0.75), ("b", 0.0)],
+        "FROM judgements": [(7,)],
+    }
+    found = await judgements(
+        lambda query: next(rows[table] for table in rows if table in query), "second", patience=0.0
+    )
+    assert found == {"judged": 2, "judge_failures": 7, "unjudged": 2, "judged_twice": 1, "wrong_scores": 1}

@@ -15,7 +15,7 @@ from proxy.judges.answers import read_object
 
 async def test_the_model_of_the_judge_answers_every_request_late_with_a_score() -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: JudgeStub(0.05), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: JudgeStub(0.05, 0.0), "127.0.0.1", 0)
     async with server, httpx.AsyncClient() as client:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat/completions"
         for _ in range(2):
