@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import structlog
 import torch
+from torch import Tensor
 
 from proxy.contract.claim import CommitRequest, StepReport, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
@@ -19,6 +20,7 @@ from trainer.algorithm.running import RunningMeans, lacks_spreads
 from trainer.claims.leased import Consumption, LeasedClaims
 from trainer.config import TrainerSettings
 from trainer.errors import HeadMoved, ProxyRefused, ProxySilent, Superseded, TrainerError, WeightsUnusable
+from trainer.models.divided import DividedWeights
 from trainer.models.state_dict import whole_weights
 from trainer.observe.step_metrics import consumption
 from trainer.parallel.checkpoint import copied, plain_part
@@ -131,7 +133,7 @@ class Versions:
         behind = self._may_be_behind and self._knows_numbers
         dtype = self.publisher.dtype
         due = self._ranks.from_first(lambda: self.publisher.is_state_due(head))
-        tensors = whole_weights(self._learner.model.named_weights(), self._ranks, dtype)
+        tensors = self._weights(dtype)
         probe = probe_of(self._learner.model, self._ranks.device)
         state = state_after(self._learner, means, dtype)
         if behind:
@@ -160,6 +162,14 @@ class Versions:
             return provisional
         self._knows_numbers = True
         return self._finished(head)
+
+    def _weights(self, dtype: torch.dtype | None) -> Mapping[str, Tensor] | DividedWeights:
+        """Return copies of the current weights; of several ranks, which publish before the next step, the weights
+        themselves."""
+        named = self._learner.model.named_weights()
+        if self._ranks.size > 1:
+            return DividedWeights(named, self._ranks, dtype)
+        return whole_weights(named, self._ranks, dtype)
 
     def _inputs(self, claim_id: ClaimId | None, consumed: Consumption) -> StepInputs:
         dtype, weights = self.publisher.dtype, self._settings.weights

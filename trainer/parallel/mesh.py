@@ -124,6 +124,37 @@ class Ranks:
                 tensors.setdefault(key, tensor)
         return tensors if self.is_first else {}
 
+    @property
+    def stage(self) -> int:
+        """The place of this rank in the pipeline."""
+        return self.rank // self.layout.stage
+
+    def of_stages(self, value: _Value) -> list[_Value]:
+        """Return the value of every pipeline stage, in order, on every rank. Ranks of a stage have equal values. A
+        collective."""
+        if self.size == 1:
+            return [value]
+        values: list[_Value | None] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._control)
+        return cast("list[_Value]", values[:: self.layout.stage])
+
+    def to_first(self, tensor: Tensor | None, described: Tensor, stage: int) -> Tensor | None:
+        """Return, on the first rank, the tensor of the rank that leads a pipeline stage; None on the others.
+
+        `tensor` is on the CPU, with the shape and dtype of `described`, and only the leader's counts. Only the leader
+        and the first rank wait for each other.
+        """
+        leader = stage * self.layout.stage
+        if leader == 0:
+            return tensor if self.is_first else None
+        if self.rank == leader and tensor is not None:
+            dist.send(tensor.contiguous(), dst=0, group=self._control)
+        if not self.is_first:
+            return None
+        received = torch.empty(described.shape, dtype=described.dtype)
+        dist.recv(received, src=leader, group=self._control)
+        return received
+
     def leave(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()

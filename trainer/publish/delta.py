@@ -45,6 +45,11 @@ class DeltaPublisher(DiskPublisher):
         self._before: _Before | None = None
         self._staged: Mapping[str, Tensor] = {}
 
+    @property
+    def _streams(self) -> bool:
+        """No: the next difference needs the weights whole in memory."""
+        return False
+
     def settle(self, staged: Staged) -> None:
         super().settle(staged)
         differences = 0

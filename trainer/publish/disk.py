@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -44,6 +44,7 @@ from proxy.contract.policy import (
 from trainer.config import AdapterPublish, SharedDirectory, WeightsDtype
 from trainer.errors import WeightsUnusable
 from trainer.models.adapters import AdaptedPolicy
+from trainer.models.divided import DividedWeights
 from trainer.models.policy import Policy
 from trainer.models.state_dict import ADAPTER_DIRECTORY, config_of_dtype, joint_digest
 from trainer.parallel.checkpoint import save_state
@@ -53,7 +54,7 @@ from trainer.publish.checksums import checksums
 from trainer.publish.directories import flush, is_locked, make_durable_directory, mark, remove_marked, sync
 from trainer.publish.publisher import Staged, TrainerState
 from trainer.publish.restoring import alone, base_of, restore_version
-from trainer.publish.shards import MEGABYTE, write_shards
+from trainer.publish.shards import MEGABYTE, write_divided, write_shards
 from trainer.publish.states import StatePlace, place_of, remove_old_states, state_of, write_counters
 
 _COMPANIONS = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
@@ -110,7 +111,12 @@ class DiskPublisher:
         return self._whole_state is None or (head.version + 1) % self._settings.optimizer_every == 0
 
     def stage(
-        self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None, *, with_tensors: bool = True
+        self,
+        head: Head,
+        tensors: Mapping[str, Tensor] | DividedWeights,
+        state: TrainerState | None,
+        *,
+        with_tensors: bool = True,
     ) -> Staged:
         """Write the successor of `head`. Raises WeightsUnusable, after removing everything written, if the disk
         refuses."""
@@ -120,7 +126,11 @@ class DiskPublisher:
             raise WeightsUnusable(f"cannot write version {head.version + 1} to {self._directory}: {error}") from error
 
     def _write(
-        self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None, with_tensors: bool
+        self,
+        head: Head,
+        tensors: Mapping[str, Tensor] | DividedWeights,
+        state: TrainerState | None,
+        with_tensors: bool,
     ) -> Staged:
         hidden = self._ranks.from_first(lambda: self._begin(head))
         try:
@@ -128,7 +138,8 @@ class DiskPublisher:
                 with mark(hidden):
                     save_state(state, hidden / STATE_DIRECTORY, self._ranks)
             counters = None if with_tensors else state
-            return self._ranks.from_first(lambda: self._finish(head, hidden, tensors, counters))
+            save = self._saving(head, tensors, hidden)
+            return self._ranks.from_first(lambda: self._finish(head, hidden, save, counters))
         except BaseException:
             if self._ranks.is_first:
                 remove_marked(hidden)
@@ -144,15 +155,42 @@ class DiskPublisher:
         self._locks[str(hidden)] = mark(hidden)
         return hidden
 
-    def _finish(
-        self, head: Head, hidden: Path, tensors: Mapping[str, Tensor], counters: TrainerState | None
-    ) -> Staged:
+    def _saving(
+        self, head: Head, tensors: Mapping[str, Tensor] | DividedWeights, hidden: Path
+    ) -> Callable[[], Saved]:
+        """Return how the first rank writes the weights. Those of a divided model are written already, unless they
+        are needed whole in memory. A collective."""
+        if not isinstance(tensors, DividedWeights):
+            return lambda: self._save(head, tensors, hidden)
+        if not self._streams:
+            gathered = tensors.whole()
+            return lambda: self._save(head, gathered, hidden)
+        sums, failure = {}, None
+        try:
+            sums = write_divided(tensors, hidden, self.shard_bytes, self._ranks)
+        except OSError as error:
+            failure = error
+
+        def save() -> Saved:
+            if failure is not None:
+                raise failure
+            self._copy_companions(hidden)
+            return Saved.of_files(WeightsFormat.HUGGINGFACE, sums, hidden)
+
+        return save
+
+    @property
+    def _streams(self) -> bool:
+        """Whether the weights of a divided model may be written one after the other as they are gathered."""
+        return self._adapted is None
+
+    def _finish(self, head: Head, hidden: Path, save: Callable[[], Saved], counters: TrainerState | None) -> Staged:
         """Add the weights and give the directory its name, once every rank has written its part of the state."""
         if counters is not None:
             if self._whole_state is None:
                 raise ValueError("no whole state to refer to: a state is due (`is_state_due`)")
             write_counters(counters, hidden, self._whole_state)
-        saved = self._save(head, tensors, hidden)
+        saved = save()
         # Flushed before the rename: after a power cut, a directory under its final name is complete.
         flush(hidden)
         files = checksums(hidden, saved.sums)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from proxy.contract.policy import Head, WeightsReference
+from trainer.models.divided import DividedWeights
 from trainer.models.policy import Policy
 
 TrainerState = dict[str, Any]
@@ -43,11 +44,16 @@ class WeightPublisher(Protocol):
         ...
 
     def stage(
-        self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None, *, with_tensors: bool = True
+        self,
+        head: Head,
+        tensors: Mapping[str, Tensor] | DividedWeights,
+        state: TrainerState | None,
+        *,
+        with_tensors: bool = True,
     ) -> Staged:
         """Make the successor of `head` reachable and durable. Without a `state`, a trainer goes on from it with a
         fresh optimiser; without the state's tensors (`is_state_due`), with those of a version before. A collective:
-        the first rank has the weights, and each rank has its part of the state."""
+        the first rank has the weights, or all ranks together, and each rank has its part of the state."""
         ...
 
     def settle(self, staged: Staged) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from trainer.models.divided import DividedWeights
+from trainer.parallel.mesh import Ranks
 
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
@@ -57,14 +60,46 @@ def write_shards(tensors: Mapping[str, Tensor], directory: Path, most_bytes: int
     """
     shards = shards_of(tensors, most_bytes)
     sums = {shard.file: write_file(tensors, shard.tensors, directory / shard.file) for shard in shards}
-    if len(shards) > 1:
-        places = {name: shard.file for shard in shards for name in shard.tensors}
-        index = {
-            "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-            "weight_map": dict(sorted(places.items())),
-        }
-        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    _write_index(shards, tensors, directory)
     return sums
+
+
+def write_divided(weights: DividedWeights, directory: Path, most_bytes: int, ranks: Ranks) -> dict[str, str]:
+    """Write the weights of a divided model as `write_shards` would, each while it is gathered. A collective; ranks
+    other than the first return {}.
+
+    The first rank raises OSError if it cannot write, after it has taken part in all gathering: the other ranks wait
+    for it there.
+    """
+    shards = shards_of(weights.described, most_bytes)
+    sums: dict[str, str] = {}
+    failure: OSError | None = None
+    for shard in shards:
+        ordered, header = header_of(weights.described, shard.tensors)
+        gathered = weights.stream(ordered)
+        if ranks.is_first and failure is None:
+            try:
+                sums[shard.file] = _write_blocks(_parts(header, gathered), directory / shard.file)
+            except OSError as error:
+                failure = error
+        for _ in gathered:
+            pass
+    if failure is not None:
+        raise failure
+    if ranks.is_first:
+        _write_index(shards, weights.described, directory)
+    return sums
+
+
+def _write_index(shards: Sequence[Shard], tensors: Mapping[str, Tensor], directory: Path) -> None:
+    if len(shards) == 1:
+        return
+    places = {name: shard.file for shard in shards for name in shard.tensors}
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+        "weight_map": dict(sorted(places.items())),
+    }
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def header_of(tensors: Mapping[str, Tensor], names: Sequence[str]) -> tuple[list[str], bytes]:
@@ -89,11 +124,16 @@ def content_of(tensor: Tensor) -> memoryview:
 
 def write_file(tensors: Mapping[str, Tensor], names: Sequence[str], path: Path) -> str:
     """Write the named tensors to one file, flushed to the disk, and return its SHA-256."""
+    ordered, header = header_of(tensors, names)
+    return _write_blocks(_parts(header, (tensors[name] for name in ordered)), path)
+
+
+def _write_blocks(blocks: Iterable[memoryview], path: Path) -> str:
     sha256 = hashlib.sha256()
     hashed: Future[None] | None = None
     # Hashing releases the interpreter's lock, so it runs beside the writes and costs no time of its own on two cores.
     with path.open("wb", buffering=0) as stream, ThreadPoolExecutor(1, "sha256") as pool:
-        for block in _blocks(tensors, names):
+        for block in blocks:
             before, hashed = hashed, pool.submit(sha256.update, block)
             _write_all(stream.fileno(), block)
             if before is not None:
@@ -104,11 +144,13 @@ def write_file(tensors: Mapping[str, Tensor], names: Sequence[str], path: Path) 
     return sha256.hexdigest()
 
 
-def _blocks(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Iterator[memoryview]:
-    ordered, header = header_of(tensors, names)
+def _parts(header: bytes, tensors: Iterable[Tensor | None]) -> Iterator[memoryview]:
+    """Yield the bytes of a file in blocks."""
     yield memoryview(header)
-    for name in ordered:
-        content = content_of(tensors[name])
+    for tensor in tensors:
+        if tensor is None:
+            raise ValueError("only the first rank, which has the tensors, writes")
+        content = content_of(tensor)
         for begin in range(0, len(content), _BLOCK):
             yield content[begin : begin + _BLOCK]
 

@@ -23,6 +23,7 @@ from proxy.contract.object_store import ObjectStore, key_of
 from proxy.contract.policy import STATE_DIRECTORY, STATE_INDEX, UNCOMMITTED_MARK, Head, WeightsReference
 from trainer.config import SharedDirectory
 from trainer.errors import ConfigurationError, WeightsUnusable
+from trainer.models.divided import DividedWeights
 from trainer.models.policy import Policy
 from trainer.parallel.mesh import Ranks
 from trainer.publish.disk import DiskPublisher
@@ -117,7 +118,12 @@ class StoredPublisher:
         return self._inner.is_state_due(head)
 
     def stage(
-        self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None, *, with_tensors: bool = True
+        self,
+        head: Head,
+        tensors: Mapping[str, Tensor] | DividedWeights,
+        state: TrainerState | None,
+        *,
+        with_tensors: bool = True,
     ) -> Staged:
         staged = self._inner.stage(head, tensors, state, with_tensors=with_tensors)
 

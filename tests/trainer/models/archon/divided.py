@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from trainer.config import TrainerSettings
 from trainer.errors import ConfigurationError
 from trainer.loading import Residents, load_learnt, load_trained, reference_of
 from trainer.models.adapters import AdaptedPolicy
-from trainer.models.state_dict import save_weights, whole_weights
+from trainer.models.divided import DividedWeights
+from trainer.models.state_dict import whole_weights
 from trainer.parallel.layout import Layout, layout_of
 from trainer.parallel.mesh import Ranks
 from trainer.parallel.tensor import local_part
+from trainer.publish.shards import shards_of, write_divided, write_shards
 from trainer.update import Learner
 
 
@@ -37,12 +40,28 @@ def beside(ranks: Ranks, directory: Path, settings: TrainerSettings, layout: str
 
 
 def published(ranks: Ranks, directory: Path, settings: TrainerSettings, target: Path) -> None:
-    """Write the weights of a divided model as a version's files."""
+    """Write the weights of a divided model as a version's files, which are those of weights gathered first."""
     model_ranks = ranks.arranged(layout_of(settings))
     model = load_trained(directory, settings, model_ranks)
     tensors = whole_weights(model.named_weights(), model_ranks)
+    sums = write_divided(DividedWeights(model.named_weights(), model_ranks, None), target, 20_000, model_ranks)
     if ranks.is_first:
-        save_weights(tensors, target)
+        with tempfile.TemporaryDirectory() as other:
+            assert write_shards(tensors, Path(other), 20_000) == sums
+
+
+def refused_by_a_disk(ranks: Ranks, directory: Path, settings: TrainerSettings, target: Path) -> str:
+    """Return the first rank's error if it cannot write the second file. Every rank gets to the end."""
+    model_ranks = ranks.arranged(layout_of(settings))
+    model = load_trained(directory, settings, model_ranks)
+    weights = DividedWeights(model.named_weights(), model_ranks, None)
+    if not ranks.is_first:
+        assert write_divided(weights, target, 20_000, model_ranks) == {}
+        return ""
+    (target / shards_of(weights.described, 20_000)[1].file).mkdir()
+    with pytest.raises(OSError) as refusal:  # noqa: PT011 - which one differs between systems
+        write_divided(weights, target, 20_000, model_ranks)
+    return str(refusal.value)
 
 
 def full(ranks: Ranks, directory: Path, settings: TrainerSettings) -> None:

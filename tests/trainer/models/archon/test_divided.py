@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.models.archon.divided import beside, divided, published, refused
+from tests.trainer.models.archon.divided import beside, divided, published, refused, refused_by_a_disk
 from tests.trainer.models.archon.steps import ALGORITHM, compare, settings_of, two_updates
 from tests.trainer.models.archon.together import together
 from tests.trainer.tiny import ALONE
@@ -89,6 +89,12 @@ def test_published_weights_are_whole(checkpoint: Any, tmp_path: Path, name: str,
     wanted, found = read_weights(checkpoint(name)), read_weights(tmp_path)
     assert found.keys() == wanted.keys()
     assert all((found[each] == weight).all() for each, weight in wanted.items())
+
+
+def test_a_disk_that_refuses_a_divided_version_lets_no_rank_wait(checkpoint: Any, tmp_path: Path) -> None:
+    assert "model-00002-of" in together(
+        4, refused_by_a_disk, checkpoint("qwen3"), settings_of(layout="d2t2"), tmp_path
+    )
 
 
 def test_a_model_of_the_other_backend_learns_from_each_row_once(checkpoint: Any, alone: Any) -> None:
