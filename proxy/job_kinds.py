@@ -5,15 +5,20 @@ A proxy and a `base-rl worker` register the same kinds.
 
 from __future__ import annotations
 
+from typing import Any
+
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
-from proxy.jobs.kinds import JobFailure, JobKind, JobKinds, RunningJob, Schedule
+from proxy.errors import NotFound
+from proxy.jobs.kinds import JobFailure, JobKind, JobKinds, JobRefused, RunningJob, Schedule
 from proxy.jobs.sweeping import cleaning
 from proxy.judges.service import JudgingService
 from proxy.lifecycle.judging import JUDGING
 from proxy.retention.eraser import EMPTYING, SessionEraser
 from proxy.retention.retention import RetentionService
 from proxy.settings import JobSettings
+from proxy.transfer.exporting import EXPORTING, BackgroundExports
+from proxy.transfer.parquet import ParquetNotInstalled
 from proxy.webhooks.delivering import Delivery
 
 # Retention is a matter of days: a minute more is not noticed, and an idle proxy writes four small rows for it.
@@ -21,6 +26,8 @@ RETENTION_SECONDS = 60.0
 # Above the longest time that a judge may give its model (`JudgeSettings.timeout_seconds`), several times over:
 # requests wait for others.
 JUDGING_SECONDS = 1800.0
+# A store of a million turns is exported within an hour.
+EXPORTING_SECONDS = 6 * 3600.0
 
 
 def job_kinds(
@@ -32,6 +39,7 @@ def job_kinds(
     retention: RetentionService,
     webhooks: Delivery,
     judging: JudgingService,
+    exports: BackgroundExports,
 ) -> JobKinds:
     """Return all kinds with their schedules."""
 
@@ -50,6 +58,7 @@ def job_kinds(
             JobKind(name=EMPTYING, handler=empty, concurrency=1),
             JobKind(name="retention", handler=retain, concurrency=1),
             webhooks.kind(),
+            export_kind(exports),
             JobKind(
                 name=JUDGING,
                 handler=judging.run,
@@ -63,3 +72,17 @@ def job_kinds(
     kinds.register(kind)
     kinds.add_schedule(schedule)
     return kinds
+
+
+def export_kind(exports: BackgroundExports) -> JobKind:
+    """Return the kind of job that writes exports."""
+
+    async def export(job: RunningJob) -> dict[str, Any]:
+        try:
+            return await exports.write(job.id, job.run_id or "", job.payload)
+        except NotFound as error:
+            raise JobRefused(error.message) from error
+        except (OSError, ParquetNotInstalled) as error:
+            raise JobFailure(str(error)) from error
+
+    return JobKind(name=EXPORTING, handler=export, concurrency=2, timeout_seconds=EXPORTING_SECONDS)

@@ -55,6 +55,7 @@ from proxy.sessions.service import SessionService
 from proxy.settings import ConfigurationError, EngineKind, Settings
 from proxy.startup import begin_other_runs, begin_run, open_database, prepare_data_dir
 from proxy.steps.service import StepService
+from proxy.transfer.exporting import BackgroundExports
 from proxy.transfer.service import TransferService
 from proxy.turns.service import TrajectoryStore
 from proxy.usage.service import UsageService
@@ -95,6 +96,7 @@ class Services:
     gate_keeper: GateKeeper
     version_holds: VersionHolds
     transfer: TransferService
+    exports: BackgroundExports
     erasing: EraseService
     retention: RetentionService
     judges: JudgeDirectory
@@ -214,6 +216,14 @@ async def build_services(
         secrets=webhook_secrets,
         functions=Functions(settings.judging, in_proxy=True),
     )
+    exports = BackgroundExports(
+        database=database,
+        runs=runs,
+        signals=signals,
+        clock=clock,
+        directory=settings.exports_dir,
+        store_url=settings.server.exports_url,
+    )
     jobs = build_jobs(
         settings.jobs,
         database=database,
@@ -225,6 +235,7 @@ async def build_services(
             retention=retention,
             webhooks=Delivery(database, outbound, webhook_secrets, signals, clock),
             judging=JudgingService(database, tools, prompts, signals, clock, metrics),
+            exports=exports,
         ),
         signals=signals,
         clock=clock,
@@ -309,6 +320,7 @@ async def build_services(
         transfer=TransferService(
             database=database, clock=clock, signals=signals, pseudonyms_of=credentials.pseudonyms_of
         ),
+        exports=exports,
         erasing=erasing,
         retention=retention,
         judges=JudgeDirectory(database, prompts, signals, clock),

@@ -32,6 +32,7 @@ from proxy.retention.retention import RetentionService
 from proxy.runs.service import RunDirectory
 from proxy.settings import ConfigurationError, Settings
 from proxy.startup import open_database
+from proxy.transfer.exporting import BackgroundExports
 from proxy.webhooks.delivering import Delivery
 
 # How long a due job's message may take before workers take the job without it.
@@ -46,7 +47,8 @@ def worker_kinds(database: Database, settings: Settings, signals: Signals, metri
     """Return the kinds that a worker runs, with the services that they need."""
     clock = system_clock
     eraser = SessionEraser(database, signals, clock, observer=metrics)
-    retention = RetentionService(database, RunDirectory(database, clock), eraser, clock)
+    runs = RunDirectory(database, clock)
+    retention = RetentionService(database, runs, eraser, clock)
     # Never a new secret: with another one than the proxies', this worker would sign so that no receiver accepts it.
     secrets = SigningSecrets(find_secret(settings.server.data_dir))
     client = Client(settings.outbound, clock=clock)
@@ -57,6 +59,14 @@ def worker_kinds(database: Database, settings: Settings, signals: Signals, metri
         secrets=secrets,
         functions=Functions(settings.judging, in_proxy=False),
     )
+    exports = BackgroundExports(
+        database=database,
+        runs=runs,
+        signals=signals,
+        clock=clock,
+        directory=settings.exports_dir,
+        store_url=settings.server.exports_url,
+    )
     judging = JudgingService(database, tools, Prompts(settings.judging.prompts_dir), signals, clock, metrics)
     return job_kinds(
         database=database,
@@ -66,6 +76,7 @@ def worker_kinds(database: Database, settings: Settings, signals: Signals, metri
         retention=retention,
         webhooks=webhooks,
         judging=judging,
+        exports=exports,
     )
 
 

@@ -50,7 +50,7 @@ def check_url(url: str) -> str:
     url = url.rstrip("/")
     match = _URL.fullmatch(url)
     if match is None or any(name in (".", "..") for name in url.split("/")):
-        raise ValueError(f"{url!r} is no place for versions: write s3://BUCKET/PREFIX")
+        raise ValueError(f"{url!r} is no place in an object store: write s3://BUCKET/PREFIX")
     return url
 
 

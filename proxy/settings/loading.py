@@ -87,6 +87,11 @@ class Settings(Section):
         return self.database.full_url or f"sqlite:///{self.server.data_dir.resolve() / 'base-rl.sqlite3'}"
 
     @property
+    def exports_dir(self) -> Path:
+        """The directory for exports."""
+        return (self.server.exports_dir or self.server.data_dir / "exports").resolve()
+
+    @property
     def weights_dir(self) -> Path:
         """The directory in which trainers publish: one directory per run, in it one per version."""
         return (self.server.weights_dir or self.server.data_dir / "weights").resolve()

@@ -36,6 +36,10 @@ class ServerSettings(Section):
     default: `weights-cache` in the data directory."""
     weights_cache_gigabytes: PositiveFloat = 50.0
     """Bound on that directory, beyond which versions that were used longest ago are removed."""
+    exports_dir: Path | None = None
+    """Directory to which background jobs write exports; default: `exports` in the data directory."""
+    exports_url: Annotated[str, AfterValidator(check_url)] | None = None
+    """An object store, s3://BUCKET/PREFIX, to which they write instead."""
     max_norm_change: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
     """A version is refused if the root mean square of a tensor is this many times larger or smaller than in its
     parent; below 0.01, in a fit below 0.1, it counts as that."""

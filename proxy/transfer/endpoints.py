@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 
 from proxy.auth.access import Right
 from proxy.contract.policy import MAX_VERSION
 from proxy.contract.states import SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.errors import UnsupportedParameter
+from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.runs.http import trainers_run
-from proxy.transfer.parquet import ParquetNotInstalled, RecordWriter
+from proxy.transfer.exporting import NAME_PATTERN, BackgroundExports
+from proxy.transfer.parquet import ParquetNotInstalled
 from proxy.transfer.preferences import PreferenceFilter, encode_preference
 from proxy.transfer.reading import ExportFilter
-from proxy.transfer.records import SessionRecord, encode
 from proxy.transfer.service import TransferService
+from proxy.transfer.streaming import ExportFormat, encoded
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["transfer"], route_class=StrictRoute)
 
-# Bounds of a Parquet row group, which is in memory until it is written.
-_GROUP_TOKENS = 1 << 20
-_GROUP_SESSIONS = 512
 # Bound of `first_line`, which is only added to line numbers in error messages.
 _MOST_LINES = 2**31 - 1
 
@@ -39,9 +36,28 @@ FirstLine = Annotated[int, Query(ge=1, le=_MOST_LINES)]
 Number = Annotated[float | None, Query(allow_inf_nan=False)]
 
 
-class ExportFormat(StrEnum):
-    JSONL = "jsonl"
-    PARQUET = "parquet"
+_MEDIA_TYPES = {
+    ExportFormat.JSONL: "application/x-ndjson",
+    ExportFormat.PARQUET: "application/vnd.apache.parquet",
+}
+
+
+class ExportBody(BaseModel):
+    """An export in the background: its name, and which sessions it has, as in the query of `GET …/export`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    format: ExportFormat = ExportFormat.JSONL
+    since: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    until: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    version: Annotated[int, Field(ge=0, le=MAX_VERSION)] | None = None
+    min_reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    purpose: Purpose | None = None
+    state: SessionState | None = None
+    training: TrainingState | None = None
+    task: Annotated[str, Field(max_length=512)] | None = None
+    sessions: Annotated[list[Annotated[str, Field(max_length=40)]], Field(max_length=1000)] | None = None
 
 
 def transfer_of(request: Request) -> TransferService:
@@ -83,14 +99,36 @@ async def export(
         sessions=tuple(session) if session is not None else None,
     )
     records = transfer_of(request).export(of_run, wanted)
-    if format is ExportFormat.JSONL:
-        return StreamingResponse(_lines(records), media_type="application/x-ndjson")
-    chunks = _Chunks()
     try:
-        writer = await asyncio.to_thread(RecordWriter, chunks)
+        pieces = await encoded(records, format)
     except ParquetNotInstalled as error:
         raise UnsupportedParameter(f"the proxy cannot write Parquet: {error}", param="format") from error
-    return StreamingResponse(_rows(records, writer, chunks), media_type="application/vnd.apache.parquet")
+    return StreamingResponse(pieces, media_type=_MEDIA_TYPES[format])
+
+
+@router.post(
+    "/exports",
+    status_code=202,
+    openapi_extra=described(ExportBody, answers={202: "The export, which a background job writes."}),
+)
+async def begin_export(request: Request, run: str) -> JSONResponse:
+    """Let a background job write sessions to the directory or the object store for exports. For keys with the right
+    `READ_TRAINING`."""
+    of_run = await trainers_run(request, run, Right.READ_TRAINING)
+    body = validated(ExportBody, await json_body(request))
+    wanted = ExportFilter(
+        **body.model_dump(exclude={"name", "format", "sessions"}),
+        sessions=tuple(body.sessions) if body.sessions is not None else None,
+    )
+    view = await service(request, BackgroundExports).begin(of_run, body.name, body.format, wanted)
+    return JSONResponse(msgspec.to_builtins(view), 202)
+
+
+@router.get("/exports/{name}")
+async def show_export(request: Request, run: str, name: str) -> JSONResponse:
+    """Return the state of an export in the background and, once it is done, its address."""
+    of_run = await trainers_run(request, run, Right.READ_TRAINING)
+    return JSONResponse(msgspec.to_builtins(await service(request, BackgroundExports).show(of_run, name)))
 
 
 @router.get("/export/preferences")
@@ -137,63 +175,3 @@ async def import_preferences(request: Request, run: str, first_line: FirstLine =
     of_run = await trainers_run(request, run, Right.CHANGE)
     report = await transfer_of(request).add_preferences(of_run, await request.body(), first_line=first_line)
     return JSONResponse(msgspec.to_builtins(report))
-
-
-async def _lines(records: AsyncIterator[SessionRecord]) -> AsyncIterator[bytes]:
-    async for record in records:
-        yield encode(record)
-
-
-async def _rows(records: AsyncIterator[SessionRecord], writer: RecordWriter, chunks: _Chunks) -> AsyncIterator[bytes]:
-    group: list[SessionRecord] = []
-    tokens = 0
-    async for record in records:
-        group.append(record)
-        tokens += sum(len(turn.prompt_ids) + len(turn.output_ids) for turn in record.turns)
-        if tokens >= _GROUP_TOKENS or len(group) >= _GROUP_SESSIONS:
-            # On a thread: compressing a group would block the event loop.
-            await asyncio.to_thread(writer.write, group)
-            yield chunks.take()
-            group, tokens = [], 0
-    if group:
-        await asyncio.to_thread(writer.write, group)
-    await asyncio.to_thread(writer.close)
-    yield chunks.take()
-
-
-class _Chunks:
-    """A write-only file for the Parquet writer, whose bytes are taken out as they are written."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def write(self, data: bytes) -> int:
-        part = bytes(data)
-        self._parts.append(part)
-        self._size += len(part)
-        return len(part)
-
-    def take(self) -> bytes:
-        taken, self._parts = b"".join(self._parts), []
-        return taken
-
-    def tell(self) -> int:
-        return self._size
-
-    def flush(self) -> None:
-        """Do nothing: written bytes can be taken at once."""
-
-    def close(self) -> None:
-        """Do nothing: bytes can be taken after the writer closed the file."""
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False

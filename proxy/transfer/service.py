@@ -64,16 +64,9 @@ class TransferService:
         self._signals = signals
 
     async def export(self, run: RunView, wanted: ExportFilter) -> AsyncIterator[SessionRecord]:
-        """Yield the run's sessions, oldest first, each as it is when it is read; sessions erased meanwhile are
-        omitted. A few sessions are in memory at a time."""
-        place: Place | None = None
-        rules = run.settings.reward_rules
-        while True:
-            records, place = await self._database.read(partial(_page, run.id, wanted, place, rules))
-            for record in records:
-                yield record
-            if place is None:
-                return
+        """Yield the run's sessions (`sessions_of`)."""
+        async for record in sessions_of(self._database, run, wanted):
+            yield record
 
     async def export_preferences(self, run: RunView, wanted: PreferenceFilter) -> AsyncIterator[PreferenceRecord]:
         """Yield the run's preferences in order of arrival, each with both sides as they are when it is read; those
@@ -131,6 +124,19 @@ class TransferService:
     def _users(self, record: SessionRecord) -> list[bytes]:
         bodies = [{"metadata": record.metadata}, *(turn.request for turn in record.turns)]
         return list(dict.fromkeys(digest for body in bodies for digest in self._pseudonyms_of(body)))
+
+
+async def sessions_of(database: Database, run: RunView, wanted: ExportFilter) -> AsyncIterator[SessionRecord]:
+    """Yield the run's sessions, oldest first, each as it is when it is read; sessions erased meanwhile are omitted. A
+    few sessions are in memory at a time."""
+    place: Place | None = None
+    rules = run.settings.reward_rules
+    while True:
+        records, place = await database.read(partial(_page, run.id, wanted, place, rules))
+        for record in records:
+            yield record
+        if place is None:
+            return
 
 
 def _page(
