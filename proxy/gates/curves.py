@@ -14,9 +14,10 @@ _MOST_POINTS = 120
 
 
 def difference_curve(
-    release: ReleaseSettings, new: Sequence[float], old: Sequence[float]
+    release: ReleaseSettings, new: Sequence[float], old: Sequence[float], error: float
 ) -> list[tuple[int, float, float, float]]:
-    """Return (new sessions, mean difference, low, high) after some of the new sessions, the last one included.
+    """Return (new sessions, mean difference, low, high) after some of the new sessions, the last one included. The
+    bounds are those of `compare` with the same `error`.
 
     The old sample is taken as long as it was relative to the new one: samples grow together, and the store does not
     record which session of the other side ended before.
@@ -24,7 +25,7 @@ def difference_curve(
     if not len(new) or not len(old):
         return []
     low, width = release.reward_low, release.reward_high - release.reward_low
-    error = release.error_rate / 2
+    error /= 2
     new_T, old_T = scale(new, low, release.reward_high), scale(old, low, release.reward_high)
     new_low_T, new_high_T = lower_bounds(new_T, error), 1 - lower_bounds(1 - new_T, error)
     old_low_T, old_high_T = lower_bounds(old_T, error), 1 - lower_bounds(1 - old_T, error)

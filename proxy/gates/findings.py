@@ -130,7 +130,7 @@ def canary_finding(release: ReleaseSettings, new: Arm, old: Arm) -> Finding:
     """
     wanted = release.canary
     found = compare(new.rewards, old.rewards, release.error_rate, low=release.reward_low, high=release.reward_high)
-    evidence = _arms(release, found, new, old)
+    evidence = _arms(release, found, new, old, release.error_rate)
     numbers = f"{len(new.rewards)} canary sessions against {len(old.rewards)} of version {_named(old.versions)}"
     if found.mean is None:
         text = f"waits for rewarded sessions: {numbers}"
@@ -149,12 +149,13 @@ def canary_finding(release: ReleaseSettings, new: Arm, old: Arm) -> Finding:
     return Finding(gate="canary", state="waiting", text=text, evidence=evidence)
 
 
-def guards_finding(release: ReleaseSettings, new: Arm, old: Arm) -> Finding:
+def guards_finding(release: ReleaseSettings, new: Arm, old: Arm, *, error: float | None = None) -> Finding:
     """Fail a version of which a guarded value is surely higher than before by more than its bound.
 
-    Each guard gets an equal part of the error rate. Guards never wait: they pass until one fails.
+    Each guard gets an equal part of `error`, by default the error rate. Guards never wait: they pass until one fails.
     """
     bounds = guard_bounds(release.guards)
+    error = release.error_rate if error is None else error
     problems: list[str] = []
     evidence: dict[str, Any] = {"sessions": new.sessions, "against": old.sessions, "guards": {}}
     for name, bound in bounds.items():
@@ -164,7 +165,7 @@ def guards_finding(release: ReleaseSettings, new: Arm, old: Arm) -> Finding:
         # A rise of the means is no proof, but without one there is none: most comparisons end here, at no cost.
         if after_mean is None or before_mean is None or after_mean - before_mean <= bound:
             continue
-        found = compare(values, before, release.error_rate / len(bounds))
+        found = compare(values, before, error / len(bounds))
         evidence["guards"][name] |= _numbers(found)
         if found.low > bound:
             problems.append(
@@ -179,6 +180,9 @@ def watch_finding(release: ReleaseSettings, suspects: Arm, before: Arm, *, is_dr
 
     `failed` means that the run is to be rolled back to the version before the suspects. `is_drawn`: the evidence has
     a curve, which costs as much as the test.
+
+    A run tests each of its versions, so the test of one gets a small part of the error rate; rewards and guards get
+    half of that each.
     """
     bound = release.rollback.max_drop
     assert bound is not None, "the watch is on"
@@ -186,13 +190,14 @@ def watch_finding(release: ReleaseSettings, suspects: Arm, before: Arm, *, is_dr
         f"{len(suspects.rewards)} sessions of version {_named(suspects.versions)} against {len(before.rewards)} of"
         f" version {_named(before.versions)}"
     )
-    guards = guards_finding(release, suspects, before)
+    error = release.error_rate / release.rollback.versions
+    if guard_bounds(release.guards):
+        error /= 2
+    guards = guards_finding(release, suspects, before, error=error)
     if not is_drawn and guards.state == "passed" and not _has_fallen(release, suspects, before, bound):
         return Finding(gate="watch", state="passed", text=numbers)
-    found = compare(
-        suspects.rewards, before.rewards, release.error_rate, low=release.reward_low, high=release.reward_high
-    )
-    evidence = {**_arms(release, found, suspects, before, is_drawn=is_drawn), "max_drop": bound}
+    found = compare(suspects.rewards, before.rewards, error, low=release.reward_low, high=release.reward_high)
+    evidence = {**_arms(release, found, suspects, before, error, is_drawn=is_drawn), "max_drop": bound}
     if found.mean is not None and found.high < -bound:
         text = (
             f"the mean reward fell by {-found.mean:.3f}, surely by more than {bound:g} (rollback.max_drop): {numbers}"
@@ -218,14 +223,14 @@ def guard_bounds(guards: GuardSettings) -> dict[str, float]:
 
 
 def _arms(
-    release: ReleaseSettings, found: Comparison, new: Arm, old: Arm, *, is_drawn: bool = True
+    release: ReleaseSettings, found: Comparison, new: Arm, old: Arm, error: float, *, is_drawn: bool = True
 ) -> dict[str, Any]:
     return {
         **_numbers(found),
         "new": {"versions": new.versions, "sessions": len(new.rewards), "reward": _mean(new.rewards)},
         "old": {"versions": old.versions, "sessions": len(old.rewards), "reward": _mean(old.rewards)},
-        "error_rate": release.error_rate,
-        "curve": difference_curve(release, new.rewards, old.rewards) if is_drawn else [],
+        "error_rate": error,
+        "curve": difference_curve(release, new.rewards, old.rewards, error) if is_drawn else [],
     }
 
 

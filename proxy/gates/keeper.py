@@ -29,7 +29,7 @@ from proxy.gates.findings import (
     guards_finding,
     watch_finding,
 )
-from proxy.gates.repository import GateRepository
+from proxy.gates.repository import MOST_SESSIONS, GateRepository
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
 from proxy.log import logger
@@ -159,7 +159,12 @@ class GateKeeper:
             earlier = {each: repository.results(run.id, each, suite) for each in before if each != against}
             findings.append(evaluation_finding(release, new, old, against=against, earlier=earlier))
         if row.state == VersionState.CANARY:
-            rows = repository.sessions(run.id, (row.version, against), since=row.canary_at, begun=True)
+            most = max(MOST_SESSIONS, release.canary.sessions)
+            rows = [
+                session
+                for version in (row.version, against)
+                for session in repository.trial_sessions(run.id, version, since=row.canary_at, most=most)
+            ]
             arms = self._evidence.arms(connection, run, rows)
             canary, serving = joined(arms, (row.version,)), joined(arms, (against,))
             findings.append(canary_finding(release, canary, serving))

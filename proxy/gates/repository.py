@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
 from proxy.contract.policy import VersionState
 from proxy.contract.states import SessionState
@@ -16,7 +17,7 @@ from proxy.gates.findings import Finding
 from proxy.versions.repository import UNDECIDED, WITHDRAWN, storable
 
 MOST_SESSIONS = 2000
-"""Sessions of a comparison. Of more, the newest count."""
+"""Sessions of a comparison, or of one side of a canary's, unless `canary.sessions` is more."""
 
 
 class GateRepository:
@@ -40,27 +41,33 @@ class GateRepository:
         )
         return list(self._connection.execute(statement.order_by(PolicyVersionRow.version.desc()).limit(most)))
 
-    def sessions(self, run_id: str, versions: Collection[int], *, since: float, begun: bool = False) -> list[AnyRow]:
-        """Return id, version and reward of the sessions that one of these versions alone answered and that ended at
-        `since` or later, in the order in which they ended. With `begun`, those that also began then or later."""
-        statement = (
-            select(SessionRow.id, SessionRow.newest_version, SessionRow.reward, SessionRow.ended_at)
-            .where(
-                SessionRow.run_id == run_id,
-                SessionRow.ended_at >= since,
-                SessionRow.state == SessionState.ENDED.value,
-                SessionRow.newest_version.in_(sorted(versions)),
-                SessionRow.oldest_version == SessionRow.newest_version,
-                SessionRow.purpose == Purpose.TRAIN.value,
-                SessionRow.origin.is_(None),
-                SessionRow.erased_at.is_(None),
-            )
-            .order_by(SessionRow.ended_at.desc(), SessionRow.id.desc())
-            .limit(MOST_SESSIONS)
+    def sessions(self, run_id: str, versions: Collection[int], *, since: float) -> list[AnyRow]:
+        """Return id, version and reward of the newest sessions that one of these versions alone answered and that
+        ended at `since` or later, in the order in which they ended."""
+        newest = self._sessions(run_id, versions, since).order_by(SessionRow.ended_at.desc(), SessionRow.id.desc())
+        return list(self._connection.execute(newest.limit(MOST_SESSIONS)))[::-1]
+
+    def trial_sessions(self, run_id: str, version: int, *, since: float, most: int) -> list[AnyRow]:
+        """Return the first `most` sessions that this version alone answered and that began and ended at `since` or
+        later, in the order in which they ended.
+
+        The first, because a test that goes on must keep the values that it has seen; and of one version, because a
+        canary of a small share would be lost among the newest sessions of two.
+        """
+        statement = self._sessions(run_id, (version,), since).where(SessionRow.created_at >= since)
+        return list(self._connection.execute(statement.order_by(SessionRow.ended_at, SessionRow.id).limit(most)))
+
+    def _sessions(self, run_id: str, versions: Collection[int], since: float) -> Select[Any]:
+        return select(SessionRow.id, SessionRow.newest_version, SessionRow.reward, SessionRow.ended_at).where(
+            SessionRow.run_id == run_id,
+            SessionRow.ended_at >= since,
+            SessionRow.state == SessionState.ENDED.value,
+            SessionRow.newest_version.in_(sorted(versions)),
+            SessionRow.oldest_version == SessionRow.newest_version,
+            SessionRow.purpose == Purpose.TRAIN.value,
+            SessionRow.origin.is_(None),
+            SessionRow.erased_at.is_(None),
         )
-        if begun:
-            statement = statement.where(SessionRow.created_at >= since)
-        return list(self._connection.execute(statement))[::-1]
 
     def calls(self, session_ids: Sequence[str]) -> list[AnyRow]:
         """Return what guards read of the calls of these sessions."""

@@ -87,6 +87,9 @@ class RollbackSettings(Section):
     """Versions before the suspected one whose sessions it is compared with."""
     window: Annotated[int, Field(ge=1, le=50)] = 12
     """Newest served versions that are suspected; each together with those after it."""
+    versions: Annotated[int, Field(ge=1, le=1_000_000)] = 200
+    """Consecutive versions to which `release.error_rate` applies: the probability that any of them is taken back
+    wrongly. Each version's test gets an equal part."""
     leave_out_sessions: bool = True
     """Whether untrained sessions of the versions rolled back are left out of training."""
 
@@ -99,7 +102,8 @@ class ReleaseSettings(Section):
     train_from: Literal["newest", "passed"] = "newest"
     """`newest`: the trainer goes on while a candidate waits. `passed`: it gets no trajectories until then."""
     error_rate: Annotated[float, Field(ge=1e-6, le=0.5)] = 0.05
-    """Probability of a wrong conclusion of each test of a version, however often it looks."""
+    """Probability of a wrong conclusion, however often the tests look: of each gate about a candidate, and of the
+    automatic rollback in `rollback.versions` versions together."""
     reward_low: Finite = 0.0
     reward_high: Finite = 1.0
     """Rewards are clipped to this range for the tests, which need bounded values."""

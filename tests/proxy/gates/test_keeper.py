@@ -143,11 +143,11 @@ async def test_under_manual_a_version_waits_until_somebody_promotes_it(gated: Ga
 async def test_a_served_version_that_turned_bad_is_taken_back(gated: Gated) -> None:
     await gated.configure({"policy": "immediate", "rollback": {"max_drop": 0.1}})
     for parent in range(3):
-        await gated.sessions(await gated.serve(), GOOD * 8)
+        await gated.sessions(await gated.serve(), GOOD * 16)
         await gated.commit(parent)
     # The third version is poisoned, and is replaced by others made from it before it has many sessions.
     for parent in range(3, 6):
-        await gated.sessions(await gated.serve(), BAD * 4)
+        await gated.sessions(await gated.serve(), BAD * 10)
         await gated.tend()
         if await gated.world.events("version.rolled_back"):
             break
@@ -155,6 +155,7 @@ async def test_a_served_version_that_turned_bad_is_taken_back(gated: Gated) -> N
     (event,) = await gated.world.events("version.rolled_back")
     assert (event["to"], event["suspect"], event["by"]) == (2, 3, "gates")
     assert "surely by more than 0.1 (rollback.max_drop)" in event["reason"]
+    assert event["evidence"]["error_rate"] == pytest.approx(0.05 / 200 / 2), "200 versions, rewards and guards"
     assert (await gated.head(), await gated.serve()) == (2, 2)
     assert (await gated.finding(3, "watch")).state == "failed"
     health = HealthCheck(database=gated.world.database, clock=gated.world.clock, engines=None, data_dir=None)
@@ -162,6 +163,19 @@ async def test_a_served_version_that_turned_bad_is_taken_back(gated: Gated) -> N
     assert problem.startswith("the run 'policy' was rolled back from version 3 to 2: the mean reward fell by")
     await gated.tend()
     assert len(await gated.world.events("version.rolled_back")) == 1
+
+
+async def test_a_canary_of_a_small_share_is_found_among_many_sessions(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.gates.keeper.MOST_SESSIONS", 20)
+    await gated.commit(0)
+    await gated.tend()
+    await gated.sessions(1, GOOD * 3)
+    await gated.sessions(0, GOOD * 15)
+    await gated.tend()
+    evidence = (await gated.finding(1, "canary")).evidence
+    assert (evidence["new"]["sessions"], evidence["old"]["sessions"]) == (12, 60), "canary.sessions is 60"
 
 
 async def test_a_guard_takes_back_what_the_reward_does_not_show(gated: Gated) -> None:
