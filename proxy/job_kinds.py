@@ -10,6 +10,7 @@ from typing import Any
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.errors import NotFound
+from proxy.gates.evaluator import Evaluator
 from proxy.jobs.kinds import JobFailure, JobKind, JobKinds, JobRefused, RunningJob, Schedule
 from proxy.jobs.sweeping import cleaning
 from proxy.judges.service import JudgingService
@@ -40,6 +41,7 @@ def job_kinds(
     webhooks: Delivery,
     judging: JudgingService,
     exports: BackgroundExports,
+    evaluator: Evaluator,
 ) -> JobKinds:
     """Return all kinds with their schedules."""
 
@@ -59,6 +61,7 @@ def job_kinds(
             JobKind(name="retention", handler=retain, concurrency=1),
             webhooks.kind(),
             export_kind(exports),
+            evaluator.kind(),
             JobKind(
                 name=JUDGING,
                 handler=judging.run,

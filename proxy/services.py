@@ -17,6 +17,7 @@ from proxy.engines.activity import EngineActivity
 from proxy.engines.faults import EngineFaults
 from proxy.engines.protocol import Engine
 from proxy.feedback.service import FeedbackService
+from proxy.gates.evaluator import Evaluator
 from proxy.gates.holds import VersionHolds
 from proxy.gates.keeper import GateKeeper
 from proxy.gates.service import GateService
@@ -93,6 +94,7 @@ class Services:
     weight_retention: WeightRetention
     version_steering: VersionSteering
     gates: GateService
+    evaluator: Evaluator
     gate_keeper: GateKeeper
     version_holds: VersionHolds
     transfer: TransferService
@@ -224,6 +226,9 @@ async def build_services(
         directory=settings.exports_dir,
         store_url=settings.server.exports_url,
     )
+    evaluator = Evaluator(
+        database=database, runs=runs, client=outbound, secrets=webhook_secrets, signals=signals, clock=clock
+    )
     jobs = build_jobs(
         settings.jobs,
         database=database,
@@ -236,6 +241,7 @@ async def build_services(
             webhooks=Delivery(database, outbound, webhook_secrets, signals, clock),
             judging=JudgingService(database, tools, prompts, signals, clock, metrics),
             exports=exports,
+            evaluator=evaluator,
         ),
         signals=signals,
         clock=clock,
@@ -315,6 +321,7 @@ async def build_services(
         weight_retention=WeightRetention(database=database, clock=clock, signals=signals),
         version_steering=VersionSteering(database=database, clock=clock, signals=signals),
         gates=GateService(database=database, signals=signals, clock=clock),
+        evaluator=evaluator,
         gate_keeper=GateKeeper(database=database, runs=runs, signals=signals, clock=clock),
         version_holds=VersionHolds(database=database, signals=signals, clock=clock),
         transfer=TransferService(

@@ -13,6 +13,7 @@ from proxy.auth.secret import find_secret
 from proxy.clock import system_clock
 from proxy.contract.extras import missing_packages
 from proxy.database.unit_of_work import Database
+from proxy.gates.evaluator import Evaluator
 from proxy.job_kinds import job_kinds
 from proxy.jobs.kinds import JobKinds
 from proxy.jobs.running import JobRunner
@@ -77,6 +78,9 @@ def worker_kinds(database: Database, settings: Settings, signals: Signals, metri
         webhooks=webhooks,
         judging=judging,
         exports=exports,
+        evaluator=Evaluator(
+            database=database, runs=runs, client=client, secrets=secrets, signals=signals, clock=clock
+        ),
     )
 
 

@@ -125,6 +125,9 @@ class Operations:
     async def judge_secret(self, run: str, judge: str) -> dict[str, Any]:
         return await self._get(f"/api/v1/runs/{quote(run, safe='')}/judges/{quote(judge, safe='')}/secret")
 
+    async def evaluation_secret(self, run: str) -> dict[str, Any]:
+        return await self.of_run(run, "versions/evaluations/secret")
+
     async def add_reward(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self.send("/v1/feedback", {}, json.dumps(body).encode(), label="the reward")
 

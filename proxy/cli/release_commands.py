@@ -42,6 +42,23 @@ def versions_gates(
     ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.of_run(run, path), show, as_json=as_json)
 
 
+@versions_app.command("evaluation-secret")
+def versions_evaluation_secret(
+    run: RunArgument,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the secret that signs the requests to a run's evaluator (`release.evaluation.url`)."""
+    ask_and_show(
+        (data_dir, url, api_key),
+        lambda base_rl: base_rl.evaluation_secret(run),
+        lambda found: out.print(found["secret"], markup=False, soft_wrap=True),
+        as_json=as_json,
+    )
+
+
 @versions_app.command("promote")
 def versions_promote(
     run: RunArgument,

@@ -6,6 +6,7 @@
     POST   /api/v1/runs/{run}/versions/{version}/evaluations/{suite}   {"results": [{"task", "reward", "attempt"?,
                                                             "session_id"?}…]} → EvaluationView; the same attempt again
                                                             replaces its result
+    GET    /api/v1/runs/{run}/versions/evaluations/secret   {"secret"}: signs the requests to `evaluation.url`
     GET    /api/v1/runs/{run}/versions/holds                {"holds": [HoldView…]}
     POST   /api/v1/runs/{run}/versions/{version}/hold       {"reason", "key_id" or "share"} → HoldView
     POST   /api/v1/runs/{run}/versions/holds/{hold}/release {"reason"} → {"holds": […]}
@@ -20,45 +21,26 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints
+from pydantic import Field, StringConstraints
 
 from proxy.auth.access import Right
 from proxy.contract.policy import MAX_VERSION
+from proxy.gates.evaluator import Evaluator
 from proxy.gates.holds import VersionHolds
+from proxy.gates.results import ResultsBody
 from proxy.gates.service import GateService
 from proxy.http.openapi import described
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.runs.http import trainers_run
-from proxy.settings import RewardNumber
 from proxy.versions.steering_endpoints import ReasonBody, changed_run, decision_of
 
 router = APIRouter(prefix="/api/v1/runs/{run}/versions", tags=["versions"], route_class=StrictRoute)
 
-_MOST_RESULTS = 1000
 _MOST_VERSIONS = 100
 
 Version = Annotated[int, Path(ge=0, le=MAX_VERSION)]
 Suite = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-
-
-class ResultBody(BaseModel):
-    """The reward of one attempt at a task."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    task: Annotated[str, StringConstraints(min_length=1, max_length=200)]
-    reward: RewardNumber
-    attempt: Annotated[StrictInt, Field(ge=0, le=MAX_VERSION)] = 0
-    session_id: Annotated[str, StringConstraints(max_length=40)] | None = None
-
-
-class ResultsBody(BaseModel):
-    """Results of a version at a suite of tasks."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    results: Annotated[list[ResultBody], Field(min_length=1, max_length=_MOST_RESULTS)]
 
 
 class HoldBody(ReasonBody):
@@ -76,6 +58,13 @@ async def gates(
     of_run = await trainers_run(request, run, Right.READ_TRAINING)
     found = await service(request, GateService).newest_findings(of_run, limit)
     return JSONResponse({"versions": msgspec.to_builtins(found)})
+
+
+@router.get("/evaluations/secret")
+async def secret(request: Request, run: str) -> JSONResponse:
+    """Show the secret that signs the requests to the run's evaluator."""
+    of_run = await trainers_run(request, run, Right.CHANGE)
+    return JSONResponse({"secret": service(request, Evaluator).secret(of_run)})
 
 
 @router.get("/holds")

@@ -149,14 +149,19 @@ def canary_finding(release: ReleaseSettings, new: Arm, old: Arm) -> Finding:
     return Finding(gate="canary", state="waiting", text=text, evidence=evidence)
 
 
-def guards_finding(release: ReleaseSettings, new: Arm, old: Arm, *, error: float | None = None) -> Finding:
+def guards_finding(
+    release: ReleaseSettings, new: Arm, old: Arm, *, error: float | None = None, waits: bool = False
+) -> Finding:
     """Fail a version of which a guarded value is surely higher than before by more than its bound.
 
-    Each guard gets an equal part of `error`, by default the error rate. Guards never wait: they pass until one fails.
+    Each guard gets an equal part of `error`, by default the error rate. Guards pass until one fails; with `waits`, a
+    value that is higher by more than its bound, and not surely, holds the version back until it had
+    `canary.sessions`: a canary with lucky rewards would be promoted before the guards can tell.
     """
     bounds = guard_bounds(release.guards)
     error = release.error_rate if error is None else error
     problems: list[str] = []
+    doubts: list[str] = []
     evidence: dict[str, Any] = {"sessions": new.sessions, "against": old.sessions, "guards": {}}
     for name, bound in bounds.items():
         values, before = new.guards.get(name, ()), old.guards.get(name, ())
@@ -167,10 +172,14 @@ def guards_finding(release: ReleaseSettings, new: Arm, old: Arm, *, error: float
             continue
         found = compare(values, before, error / len(bounds))
         evidence["guards"][name] |= _numbers(found)
+        rise = f"{GUARDS[name]} rose from {before_mean:.3f} to {after_mean:.3f}"
         if found.low > bound:
-            problems.append(
-                f"{GUARDS[name]} rose from {before_mean:.3f} to {after_mean:.3f}, surely by more than {bound:g}"
-            )
+            problems.append(f"{rise}, surely by more than {bound:g}")
+        else:
+            doubts.append(rise)
+    if waits and doubts and not problems and new.sessions < release.canary.sessions:
+        text = f"waits for a clear answer, or {release.canary.sessions} canary sessions: {'; '.join(doubts)}"
+        return Finding(gate="guards", state="waiting", text=text, evidence=evidence)
     text = "; ".join(problems) or f"nothing that is guarded has risen in {new.sessions} sessions"
     return Finding(gate="guards", state="failed" if problems else "passed", text=text, evidence=evidence)
 

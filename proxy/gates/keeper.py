@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 from sqlalchemy import Connection
 
 from proxy.clock import Clock
@@ -19,7 +20,9 @@ from proxy.contract.policy import VersionState
 from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import BaseRlError, StoreUnavailable
+from proxy.gates.change_point import first_fallen
 from proxy.gates.decisions import BY, promote, reject, roll_back, start_canary
+from proxy.gates.evaluation_calls import EvaluationCalls
 from proxy.gates.evidence import Evidence, joined
 from proxy.gates.findings import (
     Finding,
@@ -47,10 +50,12 @@ _LOG = logger(__name__)
 
 
 class Candidate(NamedTuple):
-    """An undecided version with what its gates have found."""
+    """An undecided version with what its gates have found. `calls_missing` are versions about which the evaluator is
+    to be called."""
 
     row: AnyRow
     findings: list[Finding]
+    calls_missing: list[int]
 
     @property
     def failed(self) -> Finding | None:
@@ -111,6 +116,9 @@ class GateKeeper:
 
     async def _judge(self, run: RunView) -> None:
         candidates = await self._database.read(partial(self._candidates, run))
+        if missing := sorted({version for each in candidates for version in each.calls_missing}):
+            await self._commit(partial(_call_evaluator, run, missing), wakes=False)
+            self._signals.jobs.notify()
         for candidate in candidates:
             if (failed := candidate.failed) is not None:
                 await self._commit(partial(reject, run, candidate.row.version, candidate.findings, failed.text))
@@ -151,13 +159,22 @@ class GateKeeper:
     def _candidate(self, connection: Connection, run: RunView, row: AnyRow, against: int) -> Candidate:
         release, repository = run.settings.release, GateRepository(connection)
         findings: list[Finding] = []
+        calls_missing: list[int] = []
         if release.bounds.are_on:
             findings.append(bounds_finding(release, row.metrics))
         if (suite := release.evaluation.suite) is not None:
             new, old = (repository.results(run.id, version, suite) for version in (row.version, against))
             before = [each.version for each in repository.served(run.id, against, _EARLIER + 1)]
             earlier = {each: repository.results(run.id, each, suite) for each in before if each != against}
-            findings.append(evaluation_finding(release, new, old, against=against, earlier=earlier))
+            finding = evaluation_finding(release, new, old, against=against, earlier=earlier)
+            if finding.state == "waiting" and release.evaluation.url is not None:
+                calls = EvaluationCalls(connection, run)
+                tasks = release.evaluation.tasks
+                short = [each for each, found in ((row.version, new), (against, old)) if len(found) < tasks]
+                calls_missing = calls.missing(short)
+                text = "; ".join([finding.text, *map(calls.describe, short)])
+                finding = msgspec.structs.replace(finding, text=text)
+            findings.append(finding)
         if row.state == VersionState.CANARY:
             most = max(MOST_SESSIONS, release.canary.sessions)
             rows = [
@@ -168,8 +185,8 @@ class GateKeeper:
             arms = self._evidence.arms(connection, run, rows)
             canary, serving = joined(arms, (row.version,)), joined(arms, (against,))
             findings.append(canary_finding(release, canary, serving))
-            findings.append(guards_finding(release, canary, serving))
-        return Candidate(row, findings)
+            findings.append(guards_finding(release, canary, serving, waits=True))
+        return Candidate(row, findings, calls_missing)
 
     async def _watch(self, run: RunView) -> None:
         watched = await self._database.read(partial(self._watched, run))
@@ -214,13 +231,19 @@ class GateKeeper:
             suspects = joined(arms, versions[: index + 1])
             found[versions[index]] = watch_finding(release, suspects, before, is_drawn=is_due and index == 0)
         failed = [version for version, finding in found.items() if finding.state == "failed"]
-        # The change was where the means differ most: an earlier cut counts good versions among the bad ones.
+        # The proof is where the means differ most: an earlier cut counts good versions among the bad ones.
         worst = min(failed, key=lambda version: _difference(found[version]), default=None)
         bad = None
         if worst is not None:
-            cut = versions.index(worst) + 1
+            proven = versions.index(worst)
+            cut = proven + 1
             suspects, before = joined(arms, versions[:cut]), joined(arms, versions[cut : cut + wanted.predecessors])
-            bad = (worst, watch_finding(release, suspects, before))
+            finding = watch_finding(release, suspects, before)
+            first = versions[first_fallen(release, [joined(arms, (each,)) for each in versions], proven)]
+            if first != worst:
+                text = f"{finding.text}; it has fallen since version {first}"
+                finding = msgspec.structs.replace(finding, text=text)
+            bad = (first, finding)
         return Watched(versions[0], found[versions[0]], bad)
 
     async def _save(self, run: RunView, version: int, findings: Sequence[Finding]) -> None:
@@ -240,6 +263,12 @@ class GateKeeper:
             self._signals.versions.notify()
             self._signals.trajectories.notify()  # a trainer may have waited for the decision
         self._signals.events.notify()
+
+
+def _call_evaluator(run: RunView, versions: Sequence[int], connection: Connection, *, now: float) -> None:
+    calls = EvaluationCalls(connection, run)
+    for version in versions:
+        calls.enqueue(version, now=now)
 
 
 def _has_canary(run: RunView) -> bool:

@@ -36,11 +36,20 @@ class EvaluationSettings(Section):
 
     suite: SuiteName | None = None
     """The name of the results to wait for; None: no evaluation is needed."""
+    url: Annotated[str, StringConstraints(pattern=r"^https?://\S{1,2000}$")] | None = None
+    """The address of an evaluator, which is asked for the results of each version that is compared. None: somebody
+    posts them."""
     tasks: PositiveInt = 20
     """Tasks that must have results of both the candidate and the serving version."""
     max_drop: Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)] = 0.0
     """The candidate fails if its mean reward on the same tasks is lower by more than this, and is lower at all beyond
     chance."""
+
+    @model_validator(mode="after")
+    def _has_a_suite(self) -> EvaluationSettings:
+        if self.url is not None and self.suite is None:
+            raise ValueError("url: the evaluator is asked for a suite: set evaluation.suite as well")
+        return self
 
 
 class CanarySettings(Section):

@@ -165,6 +165,21 @@ async def test_a_served_version_that_turned_bad_is_taken_back(gated: Gated) -> N
     assert len(await gated.world.events("version.rolled_back")) == 1
 
 
+async def test_after_a_gradual_fall_the_run_goes_back_to_before_its_start(gated: Gated) -> None:
+    await gated.configure({"policy": "immediate", "rollback": {"max_drop": 0.1}})
+    for parent, rewards in enumerate([GOOD * 20, GOOD * 20, [1.0, 0.0] * 16]):
+        await gated.sessions(await gated.serve(), rewards)
+        await gated.commit(parent)
+    await gated.sessions(await gated.serve(), [0.0] * 60)
+    await gated.tend()
+    (event,) = await gated.world.events("version.rolled_back")
+    assert (event["to"], event["suspect"], event["versions"]) == (1, 2, [2, 3])
+    assert event["reason"].endswith(
+        "60 sessions of version 3 against 192 of version 0 to 2; it has fallen since version 2"
+    )
+    assert await gated.serve() == 1
+
+
 async def test_a_canary_of_a_small_share_is_found_among_many_sessions(
     gated: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
