@@ -161,7 +161,7 @@ bench-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## a training step on a CUDA device, 
 bench-feedback: setup-dev  ## learning from words alone, from words of other sessions, and from numbers, three seeds -> benchmarks/results/feedback.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.feedback $(if $(SHORT),--short)
 
-bench-gate: setup  ## bad versions refused or taken back, and good ones not, by drawn rewards on a real store -> benchmarks/results/gate.json (SHORT=1: does it run?)
+bench-gate: setup  ## bad versions refused or taken back, and good ones not, by drawn rewards on a real store and in real learning -> benchmarks/results/gate.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.gates $(if $(SHORT),--short)
 
 chaos: setup-dev  ## kill -9 at random times, with two runs on two engines, a judge and its workers (needs redis-server), lying engines, a hostile client, a full disk, five connections, on both databases; and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gates.faults import Habits
 from benchmarks.gates.site import Site
 from proxy.contract.policy import VersionState
 
@@ -18,7 +19,7 @@ _MOST_SESSIONS = 640
 # Healthy steps neither gain nor lose on average; a bad step loses at once what its drop says.
 _NOISE = 0.01
 
-# Drawn sessions have no calls, so there is nothing to guard.
+# These drawn sessions have no calls, so there is nothing to guard.
 _NO_GUARDS = {"failed_calls": None, "broken_tool_calls": None, "cut_answers": None}
 IMMEDIATE = {"policy": "immediate", "rollback": {"max_drop": 0.1}, "guards": _NO_GUARDS}
 GATED = {
@@ -27,6 +28,7 @@ GATED = {
     "canary": {"share": 0.1, "sessions": 60, "max_drop": 0.1},
     "guards": _NO_GUARDS,
 }
+GUARDED = {**GATED, "guards": {"answer_length": 0.2}}
 _SUITE = "held-out"
 _TASKS = 100
 HACKING = {"policy": "gated", "train_from": "passed", "evaluation": {"suite": _SUITE, "tasks": _TASKS}}
@@ -134,6 +136,26 @@ def hacking(seed: int) -> dict[str, Any]:
         }
 
     return _run(course, HACKING, seed=seed, mean=0.5)
+
+
+def guarded(seed: int) -> dict[str, Any]:
+    """Let a canary of a tenth try a version with the same reward that breaks most tool calls, or makes answers longer
+    (every second seed)."""
+    fault = Habits(broken_tool_calls=0.6) if seed % 2 == 0 else Habits(tokens=192)
+
+    async def course(site: Site) -> dict[str, Any]:
+        site.usual_habits = Habits(broken_tool_calls=0.02)
+        await site.sessions(SESSIONS_PER_STEP)
+        bad = await site.step(0.0)
+        site.habits[bad] = fault
+        while await site.state(bad) in (VersionState.CANDIDATE, VersionState.CANARY):
+            await site.sessions(8)
+        guards = await site.finding(bad, "guards")
+        failed = [name for name, found in guards["guards"].items() if (found.get("low") or 0.0) > found["bound"]]
+        is_stopped = await site.state(bad) == VersionState.REJECTED
+        return {"stopped": is_stopped and bool(failed), "sessions": site.answered[bad], "guards": failed}
+
+    return _run(course, GUARDED, seed=seed, mean=0.6)
 
 
 async def _healthy(site: Site, steps: int) -> None:

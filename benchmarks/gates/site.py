@@ -17,11 +17,12 @@ from safetensors.numpy import save_file
 from sqlalchemy import Connection, insert
 
 from benchmarks.gates.commits import commit_request, reference
+from benchmarks.gates.faults import Habits, drawn_call
 from proxy.clock import system_clock
 from proxy.contract.identifiers import new_session_id
 from proxy.contract.policy import VersionState
 from proxy.database.migrate import upgrade
-from proxy.database.tables import SessionRow
+from proxy.database.tables import SessionRow, TurnRow
 from proxy.database.unit_of_work import Database
 from proxy.gates.keeper import GateKeeper
 from proxy.gates.service import GateService
@@ -45,6 +46,8 @@ class Site:
         self._release = release
         self.rng = random.Random(seed)
         self.means = {0: mean}
+        self.usual_habits: Habits | None = None
+        self.habits: dict[int, Habits] = {}
         self.answered: Counter[int] = Counter()
         self.beyond_trial: Counter[int] = Counter()
         self.evaluated = 0
@@ -58,6 +61,7 @@ class Site:
             name="policy",
             model=str(self._directory),
             weights="adapter",
+            max_new_tokens=256,
             release=ReleaseSettings.model_validate(self._release),
         )
         self.run: RunView = await self._runs.ensure(settings)
@@ -133,6 +137,9 @@ class Site:
                 version = serving if track is None else track.version
                 now = system_clock()
                 connection.execute(insert(SessionRow).values(**self._row(session_id, version, now)))
+                if (habits := self.habits.get(version, self.usual_habits)) is not None:
+                    call = drawn_call(habits, self.rng, run_id=self.run.id, session_id=session_id, now=now)
+                    connection.execute(insert(TurnRow).values(**call))
                 made.append((version, track is not None))
             return made
 
