@@ -1,5 +1,5 @@
 """`make bench-gate`: bad versions are kept from users or taken back, and good ones are not, by drawn rewards on a
-real store, and in the part `real` on real learning. Fails unless the targets below are reached.
+real store, and in the parts `real-…` on real learning. Fails unless the targets below are reached.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.gates.parts import PARTS, SHORT, WHOLE
-from benchmarks.targets import Target
+from benchmarks.gates.report import judged
 
 _RESULTS = Path(__file__).resolve().parents[1] / "results" / "gate.json"
-_ERROR_RATE = 0.05
 
 
 def main() -> int:
@@ -49,7 +48,7 @@ def main() -> int:
         from benchmarks.gates.plot import draw
 
         draw(results)
-    targets = _targets(results)
+    targets = judged(results)
     for target in targets:
         print(f"{'ok    ' if target.reached else 'MISSED'} {target.what}: {target.measured:.3f}")
     return 0 if all(target.reached for target in targets) else 1
@@ -61,39 +60,9 @@ def _stored() -> dict[str, Any]:
 
 
 def _merged(results: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    healthy = {**results.get("healthy", {}), **found.get("healthy", {})}
-    return {**results, **found, "healthy": healthy, "machine": machine.describe()}
-
-
-def _targets(results: dict[str, Any]) -> list[Target]:
-    poisoned, healthy, runs = results["poisoned"], results["healthy"], results["guards"]["of"]
-    learnt = results["real"]
-    return [
-        Target(what="harmful versions served in real learning", measured=learnt["gated"]["harmful_served"], bound=0),
-        Target(
-            what="versions withdrawn by error in real learning",
-            measured=sum(found["withdrawn_by_error"] for found in learnt.values()),
-            bound=0,
-        ),
-        Target(
-            what="real runs back at the reward before",
-            measured=sum(found["recovered"] for found in learnt.values()),
-            bound=2,
-            at_least=True,
-        ),
-        Target(what="sessions of bad versions beyond canaries", measured=poisoned["served_beyond_canary"], bound=0),
-        Target(
-            what="runs back at the reward before", measured=poisoned["recovered"], bound=poisoned["of"], at_least=True
-        ),
-        Target(what="healthy runs with a rollback", measured=healthy["false_alarm_rate"], bound=_ERROR_RATE),
-        Target(
-            what="healthy canaries refused",
-            measured=healthy["canaries_refused"] / healthy["canaries"],
-            bound=_ERROR_RATE,
-        ),
-        Target(what="faults stopped by guards", measured=results["guards"]["stopped"], bound=runs, at_least=True),
-        Target(what="hacking stopped", measured=results["hacking"]["stopped"], bound=poisoned["of"], at_least=True),
-    ]
+    # Two parts each give some of the figures of these.
+    shared = {name: {**results.get(name, {}), **found.get(name, {})} for name in ("healthy", "real")}
+    return {**results, **found, **shared, "machine": machine.describe()}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -72,6 +73,8 @@ rollback.predecessors = 6
 """
 # The least reward of the run after the poison, below that of before: three standard errors of 128 sessions.
 _TOLERANCE = 0.1
+# Sessions for training after the rollback and the end of the poison.
+_AFTERWARDS = 192
 _BAD = (VersionState.REJECTED, VersionState.ROLLED_BACK)
 
 
@@ -82,6 +85,7 @@ class Learning:
         self.operations = operations
         self.agents = agents
         self._flag = flag
+        self._poisoned_at: list[float] = []
         self.rounds: list[tuple[int, float]] = []
 
     async def attempt(self, sessions: int = 64) -> None:
@@ -97,14 +101,28 @@ class Learning:
         """Let the trainer learn from negated rewards from its next step on."""
         self._flag.touch()
 
+    def cure(self) -> None:
+        """Let the trainer learn from the rewards as they are again, as somebody does after the alarm."""
+        self._note_poisoned_steps()
+        self._flag.unlink(missing_ok=True)
+
     async def versions(self) -> list[dict[str, Any]]:
         """Return the versions, oldest first."""
         return list(reversed((await self.operations.versions(_RUN))["versions"]))
 
     def poisoned(self, versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the versions that were made since the first poisoned step."""
-        times = [float(line) for line in self._flag.read_text().split()] if self._flag.exists() else []
-        return [each for each in versions if times and each["created_at"] > times[0]]
+        """Return the versions that poisoned steps made. `versions` are all of them, oldest first: the trainer makes
+        one after the other, so a step belongs to the first version that was committed after it."""
+        self._note_poisoned_steps()
+        return [
+            version
+            for before, version in pairwise(versions)
+            if any(before["created_at"] < at <= version["created_at"] for at in self._poisoned_at)
+        ]
+
+    def _note_poisoned_steps(self) -> None:
+        if self._flag.exists():
+            self._poisoned_at = [float(line) for line in self._flag.read_text().split()]
 
     async def rewards(self) -> dict[int, list[float]]:
         """Return the rewards of the training sessions that one version alone answered, by version."""
@@ -176,6 +194,9 @@ async def immediate(seed: int, *, healthy: int, most: int) -> dict[str, Any]:
             await run.attempt(32)
             if any(each["state"] == VersionState.ROLLED_BACK for each in run.poisoned(await run.versions())):
                 break
+        # A poisoned step that began after the rollback may still be committed; the run goes on from it and recovers.
+        run.cure()
+        await run.attempt(_AFTERWARDS)
         found = await run.report(before, good)
         return {**found, "sessions_to_rollback": sum(each["sessions"] for each in found["poisoned"])}
 

@@ -57,7 +57,7 @@ class GateRepository:
         statement = self._sessions(run_id, (version,), since).where(SessionRow.created_at >= since)
         return list(self._connection.execute(statement.order_by(SessionRow.ended_at, SessionRow.id).limit(most)))
 
-    def _sessions(self, run_id: str, versions: Collection[int], since: float) -> Select[Any]:
+    def _sessions(self, run_id: str, versions: Collection[int], since: float) -> Select[*tuple[Any, ...]]:
         return select(SessionRow.id, SessionRow.newest_version, SessionRow.reward, SessionRow.ended_at).where(
             SessionRow.run_id == run_id,
             SessionRow.ended_at >= since,

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.asynchrony import report as async_report
 from benchmarks.feedback import report as feedback_report
+from benchmarks.gates import report as gates_report
 from benchmarks.gpu import report as gpu_report
 from benchmarks.hostile.__main__ import judged
 from benchmarks.learning import report as learning_report
@@ -53,6 +54,10 @@ def test_the_demo(name: str, section: str) -> None:
         f"Reached by {measured['reached']} of {len(table)} seeds; median {measured['median_seconds']:.1f} seconds"
         in text
     )
+
+
+def test_the_gates() -> None:
+    assert rows(sections(PAGE)["Gates"]) == target_rows(gates_report.judged(result("gate.json")))
 
 
 def test_the_engine() -> None:
