@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.examples.report import figures, judged, page_rows
+from benchmarks.examples.report import figures, judged, page_rows, readme_rows
 from benchmarks.examples.run import WINDOW, Bounds, ExampleFailed, Measured, names, run
 from benchmarks.machine import describe
 from benchmarks.targets import target_rows
@@ -79,6 +79,10 @@ def _write(measured: dict[str, Any]) -> int:
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     for name, each in measured.items():
         draw(name, each)
+        print(
+            f"for the README of {name}, with the date {each['machine']['date']} and {each['machine']['processor']}:"
+        )
+        _print_table(["seed", "first 128", "last 128", "attempts", "seconds"], readme_rows(each))
     targets = [target for name, each in measured.items() for target in judged(name, each)]
     _print_table(["example", "first", "last", "attempts", "seconds", "failed"], page_rows(result))
     _print_table(["target", "bound", "worst seed"], target_rows(targets))

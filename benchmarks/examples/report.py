@@ -57,6 +57,16 @@ def page_rows(result: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     ]
 
 
+def readme_rows(measured: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of the table in an example's README: seed, first, last, attempts, seconds."""
+    return [
+        [str(seed), f"{first:.2f}", f"{last:.2f}", f"{attempts:,}", f"{seconds:.0f}"]
+        for seed, (first, last, attempts, seconds) in enumerate(
+            zip(measured["first"], measured["last"], measured["attempts"], measured["seconds"], strict=True)
+        )
+    ]
+
+
 def _span(values: Sequence[float], form: str) -> str:
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low}–{high}"

@@ -142,7 +142,7 @@ def reached(rewards: Sequence[float], bounds: Bounds) -> bool:
 
 @contextlib.contextmanager
 def _started(command: Sequence[str], output: object) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program, and at the end of the block end it as Ctrl-C does, by force after half a minute."""
+    """Start a program, and at the end of the block end it, by force after half a minute."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -155,7 +155,7 @@ def _started(command: Sequence[str], output: object) -> Iterator[subprocess.Pope
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

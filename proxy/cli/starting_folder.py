@@ -14,7 +14,7 @@ from proxy.cli.console import Refused
 TINY = "tiny"
 """The model that belongs to the example."""
 
-_AGENT_FILES = ("agent.py", "tasks.py", "reward.py")
+_AGENT_FILES = ("agent.py", "tasks.py", "tools.py", "reward.py")
 _NEEDED = ("agent.py", "reward.py", "tasks.jsonl", "config.toml", "checkpoint", "README.md")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.asynchrony import report as async_report
+from benchmarks.examples import report as examples_report
 from benchmarks.feedback import report as feedback_report
 from benchmarks.gates import report as gates_report
 from benchmarks.gpu import report as gpu_report
@@ -58,6 +59,15 @@ def test_the_demo(name: str, section: str) -> None:
 
 def test_the_gates() -> None:
     assert rows(sections(PAGE)["Gates"]) == target_rows(gates_report.judged(result("gate.json")))
+
+
+def test_the_examples() -> None:
+    measured = result("examples.json")
+    text = sections(PAGE)["The examples"]
+    targets = [target for name, each in measured.items() for target in examples_report.judged(name, each)]
+    assert rows(text) == [*examples_report.page_rows(measured), *target_rows(targets)]
+    (date,) = {each["machine"]["date"] for each in measured.values()}
+    assert f"two cores of an AMD EPYC, on {date}" in " ".join(text.split())
 
 
 def test_the_engine() -> None:
