@@ -29,8 +29,10 @@ async def solve(client: AsyncOpenAI, model: str, question: str) -> list[dict[str
         if not message.tool_calls:
             break
         for call in message.tool_calls:
-            known = call.type == "function" and call.function.name == "python"
-            result = await run_tool(call.function.arguments) if known else "error: the only tool is python"
+            if call.type == "function" and call.function.name == "python":
+                result = await run_tool(call.function.arguments)
+            else:
+                result = "error: the only tool is python"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return messages
 

@@ -35,7 +35,7 @@ async def solve(client: AsyncOpenAI, model: str, question: str, result: int) -> 
     asked = question
     while len(tries) < TRIES:
         response = await client.responses.create(
-            model=model, input=asked, **({"previous_response_id": tries[-1].id} if tries else {})
+            model=model, input=asked, previous_response_id=tries[-1].id if tries else None
         )
         found = last_number(response.output_text)
         tries.append(Try(id=response.id, text=response.output_text, right=found == result))
