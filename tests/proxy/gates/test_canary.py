@@ -185,6 +185,8 @@ async def test_a_key_and_a_share_are_held_while_others_move_on(tmp_path: Path) -
         await proxy.until_answered_by("policy@1", "policy@2")
         assert {await proxy.session(headers=bearer(key["key"])) for _ in range(8)} == {"policy@1"}
         assert len((await proxy.api("/versions/holds"))["holds"]) == 2
+        secret = (await proxy.api("/versions/evaluations/secret"))["secret"]
+        assert secret.startswith("whsec_"), "for an evaluator, of every run"
         for each in (await proxy.api("/versions/holds"))["holds"]:
             await proxy.api(f"/versions/holds/{each['id']}/release", {"reason": "done"})
         await proxy.until_answered_by("policy@2")
