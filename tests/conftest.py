@@ -30,11 +30,13 @@ _DATABASES = [
 
 
 def pytest_configure() -> None:
-    """Remove hypothesis's time limits, because examples run on shared machines, and fix the width of terminal
-    output."""
+    """Remove hypothesis's time limits, because examples run on shared machines, fix the width of terminal output, and
+    write no log unless a test or a command sets one up: structlog's default is the standard output, where a line of a
+    server on another thread would be part of what a command printed."""
     os.environ["COLUMNS"] = "200"
     settings.register_profile("shared-machine", deadline=None)
     settings.load_profile("shared-machine")
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     sqlite.DEFAULT_SYNCHRONOUS = "off"  # no test store has to survive a power failure
 
 

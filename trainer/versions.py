@@ -164,8 +164,8 @@ class Versions:
         return self._finished(head)
 
     def _weights(self, dtype: torch.dtype | None) -> Mapping[str, Tensor] | DividedWeights:
-        """Return copies of the current weights; of several ranks, which publish before the next step, the weights
-        themselves."""
+        """Return copies of the current weights. Several ranks publish before the next step, so theirs are not copied
+        but gathered one at a time while they are written."""
         named = self._learner.model.named_weights()
         if self._ranks.size > 1:
             return DividedWeights(named, self._ranks, dtype)

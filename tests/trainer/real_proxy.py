@@ -18,7 +18,6 @@ import torch
 import uvicorn
 from pydantic import SecretStr
 from sqlalchemy import update
-from transformers import AutoModelForCausalLM
 
 from proxy.app import create_app
 from proxy.clock import system_clock
@@ -31,8 +30,11 @@ from tests.fakes.engine import FakeEngine
 from tests.proxy.tokens.models import write_model
 from tests.proxy.turns.world import World
 from tests.trainer.tiny import ALONE, VOCABULARY, InProcess, save_tiny_model, settings
+from trainer.algorithm.logprobs import token_logprobs
 from trainer.assembly import Shared, assemble, connect
-from trainer.config import TrainerSettings
+from trainer.config import Precision, TrainerSettings
+from trainer.models.archon.weights import load_archon
+from trainer.models.passes import Rows
 from trainer.proxy_client import ProxyClient
 
 ADMIN, TRAINER, RUN = "rl-admin-real", "rl-trainer-real", "policy"
@@ -50,11 +52,15 @@ class ScoringEngine(FakeEngine):
         return await asyncio.to_thread(_logprobs, self.model_path, list(ids))
 
 
-@torch.inference_mode()
 def _logprobs(directory: str, ids: list[int]) -> tuple[float, ...]:
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
-    return tuple(logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist())
+    """Score on a thread. The model is not loaded by transformers, which replaces functions of its classes meanwhile:
+    beside a load on the main thread, they would stay replaced for the rest of the process."""
+    model = load_archon(Path(directory), Precision.FLOAT32, token_logprobs, activation_checkpointing=False)
+    ids_T = torch.tensor(ids)
+    places_T = torch.arange(len(ids))
+    rows = Rows(ids_T[None], places_T[None], places_T[:-1], ids_T[1:], torch.ones(len(ids) - 1))
+    (scores,) = model.score([rows])
+    return tuple(scores.logprobs_N.tolist())
 
 
 def write_real_model(directory: Path) -> Path:

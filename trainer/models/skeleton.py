@@ -8,6 +8,7 @@ architecture.
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ _FEW_TOKENS = 64
 """The vocabulary of a stand-in. Trials use token ids below 10."""
 _LOGITS = 20.0
 """Size of a stand-in's logits: that of trained models, at which a softcap or a scale after the head shows."""
+
+_SWAPPING = threading.Lock()
 
 
 def transformer_skeleton(directory: Path, *, activation_checkpointing: bool) -> Any:
