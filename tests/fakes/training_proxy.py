@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,8 +84,8 @@ class TrainingProxy:
     before_commit: Callable[[], None] = lambda: None
     changed: threading.Condition = field(default_factory=threading.Condition)
     _first_taken: dict[SessionId, int] = field(default_factory=dict)
-    _gone: set[str] = field(default_factory=set)
-    """Processes that have given everything back."""
+    _departures: Counter[str] = field(default_factory=Counter)
+    """How often each process has given everything back."""
 
     def offer(self, groups: Sequence[TrajectoryGroup]) -> None:
         with self.changed:
@@ -167,7 +168,7 @@ class TrainingProxy:
         return 200, encode(LeaseReply(claim_id=claim_id, lease_expires_at=self.leases[claim_id].expires_at))
 
     def _abandoned(self, process: str) -> ReleasedClaims:
-        self._gone.add(process)
+        self._departures[process] += 1
         held = [claim_id for claim_id, lease in self.leases.items() if lease.process == process]
         for claim_id in held:
             self._take_back(claim_id)
@@ -183,12 +184,13 @@ class TrainingProxy:
 
     def _claim(self, request: ClaimRequest) -> ClaimedBatch:
         deadline = time.monotonic() + request.wait_s
+        departures = self._departures[request.process]
         while True:
             self._expire()
             self._fill(request.want)
             count = sum(len(group.trajectories) for group in self.waiting)
             left = deadline - time.monotonic()
-            if request.process in self._gone:
+            if self._departures[request.process] > departures:
                 # The real proxy sees that this client has disconnected. Without that, a claim that still waits here
                 # would take what its own process gives back.
                 count = 0

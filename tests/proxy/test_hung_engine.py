@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from proxy.app import create_app
 from proxy.cli.addresses import random_free_port
@@ -52,33 +53,31 @@ async def test_a_stopped_engine_is_noticed_named_and_used_again(
     tmp_path: Path,
     model: Path,
     process: tuple[LaunchPlan, subprocess.Popen[bytes]],
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan, engine = process
     await wait_until_ready(plan.url, timeout=60, process_alive=lambda: engine.poll() is None)
     section = EngineSettings(
         kind=plan.url, url=plan.url, health_interval_seconds=0.05, health_timeout_seconds=PATIENCE, max_concurrency=2
     )
-    async with running(create_app(settings_for(tmp_path, model, engine=section)), key=RUN) as client:
-        await _until_ready(client, ready=True)
-        assert (await client.post("/v1/chat/completions", json=ASKED)).status_code == 200
-        engine.send_signal(signal.SIGSTOP)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        calls = [client.post("/v1/chat/completions", json={**ASKED, "seed": seed}) for seed in range(5)]
-        answers = await asyncio.gather(*calls)
-        assert loop.time() - began < 20, "nobody waits for the read timeout"
-        assert {answer.status_code for answer in answers} <= {503, 504}
-        assert all(answer.headers.get("retry-after") for answer in answers if answer.status_code == 503)
-        missing = await _until_ready(client, ready=False)
-        assert "has not answered for" in missing["engine"]
-        health = (await client.get("/api/v1/health", headers=bearer(ADMIN))).json()
-        assert any(plan.url in problem for problem in health["problems"])
-        assert (await client.post("/v1/chat/completions", json=ASKED)).status_code == 503
-        engine.send_signal(signal.SIGCONT)
-        await _until_ready(client, ready=True)
-        assert (await client.post("/v1/chat/completions", json=ASKED)).status_code == 200
-    logged = capsys.readouterr()
-    told = logged.out + logged.err
-    assert "engine hung" in told
-    assert "engine answers again" in told
+    app = create_app(settings_for(tmp_path, model, engine=section))
+    with capture_logs() as logs:
+        async with running(app, key=RUN) as client:
+            await _until_ready(client, ready=True)
+            assert (await client.post("/v1/chat/completions", json=ASKED)).status_code == 200
+            engine.send_signal(signal.SIGSTOP)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            calls = [client.post("/v1/chat/completions", json={**ASKED, "seed": seed}) for seed in range(5)]
+            answers = await asyncio.gather(*calls)
+            assert loop.time() - began < 20, "nobody waits for the read timeout"
+            assert {answer.status_code for answer in answers} <= {503, 504}
+            assert all(answer.headers.get("retry-after") for answer in answers if answer.status_code == 503)
+            missing = await _until_ready(client, ready=False)
+            assert "has not answered for" in missing["engine"]
+            health = (await client.get("/api/v1/health", headers=bearer(ADMIN))).json()
+            assert any(plan.url in problem for problem in health["problems"])
+            assert (await client.post("/v1/chat/completions", json=ASKED)).status_code == 503
+            engine.send_signal(signal.SIGCONT)
+            await _until_ready(client, ready=True)
+            assert (await client.post("/v1/chat/completions", json=ASKED)).status_code == 200
+    assert {"engine hung", "engine answers again"} <= {line["event"] for line in logs}
