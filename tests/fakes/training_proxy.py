@@ -84,7 +84,7 @@ class TrainingProxy:
     before_commit: Callable[[], None] = lambda: None
     changed: threading.Condition = field(default_factory=threading.Condition)
     _first_taken: dict[SessionId, int] = field(default_factory=dict)
-    _departures: Counter[str] = field(default_factory=Counter)
+    _departures: Counter[str | None] = field(default_factory=Counter)
     """How often each process has given everything back."""
 
     def offer(self, groups: Sequence[TrajectoryGroup]) -> None:
