@@ -26,8 +26,11 @@ def answers(body: dict[str, Any]) -> dict[str, str]:
 
 
 async def by_length(body: dict[str, Any]) -> str:
-    """Score conversations by the length of their answers: a tenth for each character."""
-    scores = [{"id": int(label), "rationale": text, "score": len(text) / 10} for label, text in answers(body).items()]
+    """Score conversations by the length of their answers: a tenth for each character, at most 1."""
+    scores = [
+        {"id": int(label), "rationale": text, "score": min(1.0, len(text) / 10)}
+        for label, text in answers(body).items()
+    ]
     return json.dumps({"scores": scores})
 
 
