@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 
 from proxy.cli.supervisor import kill_all
 
@@ -12,16 +13,25 @@ from proxy.cli.supervisor import kill_all
 _received: list[signal.Signals] = []
 
 
-def end_on_signals() -> None:
+def end_on_signals(*, same_within: float = 0.0) -> None:
     """Let SIGINT and SIGTERM cancel the current task, so that every block cleans up; a second signal kills the parts
-    and ends this process without waiting for anything."""
+    and ends this process without waiting for anything.
+
+    Signals within `same_within` seconds of the first one are the same wish: a scheduler that cancels a job signals
+    all of its processes, and its batch script passes the signal on as well.
+    """
+    first_at = 0.0
     task = asyncio.current_task()
     assert task is not None
     _received.clear()
 
     def receive(number: signal.Signals) -> None:
+        nonlocal first_at
+        if _received and time.monotonic() - first_at < same_within:
+            return
         _received.append(number)
         if len(_received) == 1:
+            first_at = time.monotonic()
             task.cancel()
             return
         kill_all()

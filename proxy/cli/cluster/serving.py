@@ -17,6 +17,9 @@ from proxy.cli.signals import end_on_signals
 from proxy.cli.supervisor import WRONG_CONFIGURATION
 from proxy.settings import ConfigurationError, EngineKind, load_settings
 
+_SAME_SIGNAL_S = 1.0
+"""Far longer than Slurm and a batch script need to signal one process, and shorter than somebody's second Ctrl-C."""
+
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     name: str
@@ -41,7 +44,7 @@ async def serve(options: ServeOptions, place: Place) -> int:
 
 
 async def _serve(options: ServeOptions, place: Place) -> int:
-    end_on_signals()
+    end_on_signals(same_within=_SAME_SIGNAL_S)
     settings = load_settings(options.config)
     if settings.engine.kind not in (EngineKind.EMBEDDED, EngineKind.SGLANG):
         raise Refused(
