@@ -125,7 +125,7 @@ def load_adapters(
     without_weights = is_skeleton(adapters.model)
     _placed(adapters.model, directory, settings, ranks)
     if without_weights:
-        _fill(adapters.base_weights(), directory)
+        _fill(adapters.model, adapters.base_weights(), directory, ranks)
         for name in shapes:
             adapters[name].begin_anew()
     return adapters
@@ -218,8 +218,10 @@ def _scored(settings: TrainerSettings, ranks: Ranks) -> TokenLogprobs:
     )
 
 
-def _fill(weights: NamedWeights, directory: Path) -> None:
-    """Read the weights of a furnished model. Raises UnsupportedModel."""
+def _fill(model: PolicyModel, weights: NamedWeights, directory: Path, ranks: Ranks) -> None:
+    """Give a divided skeleton memory for this rank's parts, and read `weights`, which are its own, into them. Raises
+    UnsupportedModel."""
+    furnish(model, ranks.device)
     try:
         load_weights(weights, directory)
     except WeightsUnusable as error:
@@ -243,9 +245,8 @@ def _divided(model: PolicyModel, directory: Path, settings: TrainerSettings, ran
 
         _choose_attention(model, directory, settings, ranks)
         model = divide(model, ranks, settings.pipeline_schedule or PipelineSchedule.ONE_F_ONE_B)
-        furnish(model, ranks.device)
     if without_weights:
-        _fill(model.own_weights(), directory)
+        _fill(model, model.own_weights(), directory, ranks)
     if settings.compile:
         check_compiler(ranks.device)
         for layer in model.layers:
@@ -265,18 +266,14 @@ def check_compiler(device: torch.device) -> None:
 
 
 def _placed(model: _Model, directory: Path, settings: TrainerSettings, ranks: Ranks) -> _Model:
-    """Move a model to the device and divide it. A skeleton gets memory for this rank's part, with undefined
-    values."""
-    without_weights = is_skeleton(model)
-    if not without_weights:
+    """Move a model to the device and divide it. A skeleton stays without memory."""
+    if not is_skeleton(model):
         model = model.to(ranks.device)
     _choose_attention(model, directory, settings, ranks)
     if ranks.size > 1 or settings.offload:
         from trainer.parallel.fsdp import shard
 
         shard(model, model.layers, ranks, offload=settings.offload)
-    if without_weights:
-        furnish(model, ranks.device)
     return model
 
 

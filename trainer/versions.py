@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import structlog
 import torch
-from torch import Tensor
 
 from proxy.contract.claim import CommitRequest, StepReport, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
@@ -20,7 +19,7 @@ from trainer.algorithm.running import RunningMeans, lacks_spreads
 from trainer.claims.leased import Consumption, LeasedClaims
 from trainer.config import TrainerSettings
 from trainer.errors import HeadMoved, ProxyRefused, ProxySilent, Superseded, TrainerError, WeightsUnusable
-from trainer.models.divided import DividedWeights
+from trainer.models.divided import DividedWeights, PublishedWeights
 from trainer.models.state_dict import whole_weights
 from trainer.observe.step_metrics import consumption
 from trainer.parallel.checkpoint import copied, plain_part
@@ -163,7 +162,7 @@ class Versions:
         self._knows_numbers = True
         return self._finished(head)
 
-    def _weights(self, dtype: torch.dtype | None) -> Mapping[str, Tensor] | DividedWeights:
+    def _weights(self, dtype: torch.dtype | None) -> PublishedWeights:
         """Return copies of the current weights. Several ranks publish before the next step, so theirs are not copied
         but gathered one at a time while they are written."""
         named = self._learner.model.named_weights()

@@ -86,3 +86,7 @@ class DividedWeights:
     def whole(self) -> Mapping[str, Tensor]:
         """Return copies of all tensors by name on the first rank, {} on others."""
         return whole_weights(self._weights.items(), self._ranks, self._dtype)
+
+
+PublishedWeights = Mapping[str, Tensor] | DividedWeights
+"""Whole weights by name, which only the first rank has, or those that all ranks have together."""

@@ -18,7 +18,7 @@ from torch import nn
 from trainer.errors import UnsupportedModel
 from trainer.models.dropout import remove_dropout
 
-_FEW_TOKENS = 64
+FEW_TOKENS = 64
 """The vocabulary of a stand-in. Trials use token ids below 10."""
 _LOGITS = 20.0
 """Size of a stand-in's logits: that of trained models, at which a softcap or a scale after the head shows."""
@@ -65,21 +65,27 @@ def stand_in(directory: Path, device: torch.device) -> Any:
     text.num_hidden_layers = min(layers, text.num_hidden_layers)
     if kinds is not None:
         text.layer_types = list(kinds[: text.num_hidden_layers])
-    text.vocab_size = min(text.vocab_size, _FEW_TOKENS)
+    text.vocab_size = min(text.vocab_size, FEW_TOKENS)
     # They may lie beyond the few tokens, and padding is never looked at.
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
     inner = _defined(config, device, directory)
     if device.type == "meta":
         return inner
-    generator = torch.Generator().manual_seed(0)
+    draw_weights(inner)
     with torch.no_grad():
-        for parameter in inner.parameters():
-            if parameter.dim() > 1:
-                values = torch.randn(parameter.shape, generator=generator) / math.sqrt(parameter.shape[-1])
-                parameter.copy_(values)
         inner.get_output_embeddings().weight.mul_(_LOGITS)
     remove_dropout(inner)
     return inner
+
+
+def draw_weights(model: nn.Module) -> None:
+    """Fill the matrices of a stand-in with random numbers whose size keeps that of what they are applied to. Equal
+    calls give equal numbers."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / math.sqrt(parameter.shape[-1]))
 
 
 def furnish(model: nn.Module, device: torch.device) -> None:

@@ -16,25 +16,13 @@ import torch
 from torch import Tensor
 
 from trainer.errors import WeightsUnusable
+from trainer.parallel.state_files import DTYPES
 
 _BLOCK = 8 << 20
 """Bytes that are read at once: enough that calls cost nothing, and little beside any model worth dividing."""
 _MOST_HEADER = 100 << 20
 """Bytes of the longest header that the format allows."""
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+_DTYPES = {**DTYPES, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 
 
 class _Place(NamedTuple):

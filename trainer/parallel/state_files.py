@@ -42,7 +42,7 @@ INDEX = "state.json"
 
 _RANK_FILE = re.compile(r"rank-\d{5,}\.safetensors")
 _BLOCK = 1 << 20
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -54,7 +54,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+"""The dtypes of a state's tensors by their safetensors names."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class StoredPart(msgspec.Struct, frozen=True):
@@ -129,7 +130,7 @@ def _problems(index: StateIndex) -> Iterator[str]:
         if not _RANK_FILE.fullmatch(name):
             yield f"{name!r} is no file of a trainer state"
     for path, tensor in index.tensors.items():
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in DTYPES:
             yield f"{path} has the unknown dtype {tensor.dtype!r}"
             return
         for part in tensor.parts:
@@ -138,7 +139,7 @@ def _problems(index: StateIndex) -> Iterator[str]:
                 return
             if not _is_inside(part, tensor.shape):
                 yield f"a part of {path} lies outside of it"
-            sizes[part.file] += math.prod(part.shape) * _DTYPES[tensor.dtype].itemsize
+            sizes[part.file] += math.prod(part.shape) * DTYPES[tensor.dtype].itemsize
         if sum(math.prod(part.shape) for part in tensor.parts) != math.prod(tensor.shape):
             yield f"the parts of {path} are not the whole tensor"
     for name, size in sizes.items():
@@ -271,7 +272,7 @@ class StateReader(StorageReader):
 def described(tensor: StoredTensor) -> TensorStorageMetadata:
     """Return a stored tensor's description in torch's types."""
     return TensorStorageMetadata(
-        properties=TensorProperties(dtype=_DTYPES[tensor.dtype]),
+        properties=TensorProperties(dtype=DTYPES[tensor.dtype]),
         size=torch.Size(tensor.shape),
         chunks=[
             ChunkStorageMetadata(offsets=torch.Size(part.offsets), sizes=torch.Size(part.shape))

@@ -44,7 +44,7 @@ from proxy.contract.policy import (
 from trainer.config import AdapterPublish, SharedDirectory, WeightsDtype
 from trainer.errors import WeightsUnusable
 from trainer.models.adapters import AdaptedPolicy
-from trainer.models.divided import DividedWeights
+from trainer.models.divided import DividedWeights, PublishedWeights
 from trainer.models.policy import Policy
 from trainer.models.state_dict import ADAPTER_DIRECTORY, config_of_dtype, joint_digest
 from trainer.parallel.checkpoint import save_state
@@ -113,7 +113,7 @@ class DiskPublisher:
     def stage(
         self,
         head: Head,
-        tensors: Mapping[str, Tensor] | DividedWeights,
+        tensors: PublishedWeights,
         state: TrainerState | None,
         *,
         with_tensors: bool = True,
@@ -128,7 +128,7 @@ class DiskPublisher:
     def _write(
         self,
         head: Head,
-        tensors: Mapping[str, Tensor] | DividedWeights,
+        tensors: PublishedWeights,
         state: TrainerState | None,
         with_tensors: bool,
     ) -> Staged:
@@ -155,9 +155,7 @@ class DiskPublisher:
         self._locks[str(hidden)] = mark(hidden)
         return hidden
 
-    def _saving(
-        self, head: Head, tensors: Mapping[str, Tensor] | DividedWeights, hidden: Path
-    ) -> Callable[[], Saved]:
+    def _saving(self, head: Head, tensors: PublishedWeights, hidden: Path) -> Callable[[], Saved]:
         """Return how the first rank writes the weights. Those of a divided model are written already, unless they
         are needed whole in memory. A collective."""
         if not isinstance(tensors, DividedWeights):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from proxy.contract.policy import Head, WeightsReference
-from trainer.models.divided import DividedWeights
+from trainer.models.divided import PublishedWeights
 from trainer.models.policy import Policy
 
 TrainerState = dict[str, Any]
@@ -46,7 +46,7 @@ class WeightPublisher(Protocol):
     def stage(
         self,
         head: Head,
-        tensors: Mapping[str, Tensor] | DividedWeights,
+        tensors: PublishedWeights,
         state: TrainerState | None,
         *,
         with_tensors: bool = True,

@@ -23,7 +23,7 @@ from proxy.contract.object_store import ObjectStore, key_of
 from proxy.contract.policy import STATE_DIRECTORY, STATE_INDEX, UNCOMMITTED_MARK, Head, WeightsReference
 from trainer.config import SharedDirectory
 from trainer.errors import ConfigurationError, WeightsUnusable
-from trainer.models.divided import DividedWeights
+from trainer.models.divided import PublishedWeights
 from trainer.models.policy import Policy
 from trainer.parallel.mesh import Ranks
 from trainer.publish.disk import DiskPublisher
@@ -120,7 +120,7 @@ class StoredPublisher:
     def stage(
         self,
         head: Head,
-        tensors: Mapping[str, Tensor] | DividedWeights,
+        tensors: PublishedWeights,
         state: TrainerState | None,
         *,
         with_tensors: bool = True,

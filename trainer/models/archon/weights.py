@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 
 import torch
@@ -13,12 +12,9 @@ from trainer.errors import UnsupportedModel, WeightsUnusable
 from trainer.models.archon.config import read_config
 from trainer.models.archon.model import TIED_HEAD, ArchonModel, Block
 from trainer.models.huggingface import TokenLogprobs
-from trainer.models.skeleton import furnish
+from trainer.models.skeleton import FEW_TOKENS, draw_weights, furnish
 from trainer.models.state_dict import names_on_disk
 from trainer.models.stored import StoredTensors
-
-_FEW_TOKENS = 64
-"""The vocabulary of a stand-in. Trials use token ids below 10."""
 
 
 def load_archon(
@@ -73,11 +69,7 @@ def archon_skeleton(
 def archon_stand_in(directory: Path, precision: Precision, token_logprobs: TokenLogprobs) -> ArchonModel:
     """Return a model of one dense layer with the widths of the model in a directory, few tokens and random weights:
     attention is tried with it. Raises UnsupportedModel."""
-    config = dataclasses.replace(read_config(directory), layers=1, vocabulary=_FEW_TOKENS, experts=None)
+    config = dataclasses.replace(read_config(directory), layers=1, vocabulary=FEW_TOKENS, experts=None)
     model = ArchonModel(config, precision, token_logprobs)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.copy_(torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[-1]))
+    draw_weights(model)
     return model.train()
