@@ -13,10 +13,10 @@ from proxy.database.unit_of_work import Database
 from proxy.gates.evaluation_calls import EVALUATING
 from proxy.gates.repository import GateRepository
 from proxy.gates.results import ResultsBody
-from proxy.jobs.kinds import JobFailure, JobKind, JobPostponed, JobRefused, Json, RunningJob
+from proxy.jobs.kinds import JobFailure, JobKind, Json, RunningJob
+from proxy.jobs.signed_requests import post_signed
 from proxy.lifecycle.signals import Signals
 from proxy.outbound.client import Answer, Client
-from proxy.outbound.failures import TargetFailed, TargetRefused
 from proxy.outbound.secrets import SigningSecrets
 from proxy.runs.service import RunDirectory, RunView
 from proxy.versions.repository import WITHDRAWN, VersionRepository
@@ -28,8 +28,6 @@ _JOB_SECONDS = 360.0
 _ANSWER_BYTES = 1 << 20
 # Calls at the same time over all processes: each may hold its place for minutes.
 _CONCURRENCY = 4
-# The pause before another worker tries a request that this one cannot sign.
-_UNSIGNED_SECONDS = 30.0
 
 
 class Evaluator:
@@ -57,7 +55,7 @@ class Evaluator:
 
     def secret(self, run: RunView) -> str:
         """Return the secret that signs the requests to the run's evaluator."""
-        return self._secrets.text(f"evaluation {run.id}", 1)
+        return self._secrets.text(_secret_owner(run), 1)
 
     async def evaluate(self, job: RunningJob) -> Json | None:
         """Post the version to evaluate, and store the results of the answer.
@@ -71,12 +69,6 @@ class Evaluator:
             return {"skipped": "the run's settings have changed"}
         if await self._database.read(lambda connection: _is_withdrawn(connection, run, version)):
             return {"skipped": "the version was withdrawn"}
-        if self._secrets.fingerprint is None:
-            raise JobPostponed(
-                "this worker lacks the installation's secret (the file `secret` of the proxy's data directory), so "
-                "it cannot sign",
-                seconds=_UNSIGNED_SECONDS,
-            )
         document = {
             "type": "version.evaluate",
             "run": run.name,
@@ -85,19 +77,16 @@ class Evaluator:
             "suite": wanted.suite,
             "tasks": wanted.tasks,
         }
-        try:
-            answer = await self._client.post(
-                wanted.url,
-                json.dumps(document).encode(),
-                event_id=job.id,
-                secrets=[self.secret(run)],
-                timeout_seconds=_ANSWER_SECONDS,
-                answer_bytes=_ANSWER_BYTES,
-            )
-        except TargetRefused as error:
-            raise JobRefused(str(error)) from error
-        except TargetFailed as error:
-            raise JobFailure(str(error)) from error
+        answer = await post_signed(
+            self._client,
+            self._secrets,
+            _secret_owner(run),
+            wanted.url,
+            json.dumps(document).encode(),
+            event_id=job.id,
+            timeout_seconds=_ANSWER_SECONDS,
+            answer_bytes=_ANSWER_BYTES,
+        )
         results = results_in(answer)
         if not results:
             return {"status": answer.status, "results": 0}
@@ -111,6 +100,10 @@ class Evaluator:
         await job.complete(save, result={"status": answer.status, "results": len(results)})
         self._signals.events.notify()
         return None
+
+
+def _secret_owner(run: RunView) -> str:
+    return f"evaluation {run.id}"
 
 
 def results_in(answer: Answer) -> list[dict[str, Any]]:

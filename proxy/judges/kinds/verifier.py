@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from proxy.jobs.kinds import JobFailure, JobPostponed, JobRefused
+from proxy.jobs.kinds import JobFailure
+from proxy.jobs.signed_requests import post_signed
 from proxy.judges.candidates import one_session
 from proxy.judges.program_answers import scores_in
 from proxy.judges.reader import SubjectReader
 from proxy.judges.subjects import Judged, Skipped, Subject, digest_of
 from proxy.judges.tools import Tools
 from proxy.outbound.client import Answer
-from proxy.outbound.failures import TargetFailed, TargetRefused
 
-# The pause before another worker tries a request that this one cannot sign.
-_UNSIGNED_SECONDS = 30.0
 _ANSWER_BYTES = 1 << 20
 
 
@@ -25,30 +23,22 @@ class Verifier:
 
     async def judge(self, tools: Tools, subject: Subject) -> Judged:
         """Post the session to the judge's URL. Its id is the same in every attempt at the same content."""
-        if tools.secrets.fingerprint is None:
-            raise JobPostponed(
-                "this worker lacks the installation's secret (the file `secret` of the proxy's data directory), so "
-                "it cannot sign",
-                seconds=_UNSIGNED_SECONDS,
-            )
         judge, (candidate,) = subject.judge, subject.candidates
         event_id = "jdg_" + digest_of(subject.run_id, subject.name, subject.fingerprint, candidate.digest)[:32]
         document = {"type": "session.judge", "judge": subject.name, **candidate.document}
         body = json.dumps({**document, "run": subject.run_name}, default=str).encode()
         try:
-            answer = await tools.client.post(
+            answer = await post_signed(
+                tools.client,
+                tools.secrets,
+                secret_owner(subject.run_id, subject.name),
                 judge.url or "",
                 body,
                 event_id=event_id,
-                secrets=[tools.secrets.text(secret_owner(subject.run_id, subject.name), 1)],
                 timeout_seconds=judge.timeout_seconds,
                 answer_bytes=_ANSWER_BYTES,
             )
             return Judged(scores=scores_in(_decoded(answer), subject))
-        except TargetRefused as error:
-            return Judged(failure=JobRefused(str(error)))
-        except TargetFailed as error:
-            return Judged(failure=JobFailure(str(error)))
         except JobFailure as failure:
             return Judged(failure=failure)
 
