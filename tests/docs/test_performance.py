@@ -16,7 +16,7 @@ from benchmarks.hostile.__main__ import judged
 from benchmarks.learning import report as learning_report
 from benchmarks.learning.tasks import TASKS
 from benchmarks.mismatch import report as mismatch_report
-from benchmarks.pool import adapters, fair
+from benchmarks.pool import adapters, engines, fair
 from benchmarks.proxy import against, report
 from benchmarks.runs import report as runs_report
 from benchmarks.store import report as store_report
@@ -153,7 +153,8 @@ def test_a_training_step_on_a_gpu() -> None:
     assert f"medians of {measured['rounds']} rounds" in facts
     assert f"the trainer takes {LOGITS_PER_CHUNK_ON_CUDA:,}" in facts
     first = sections((ROOT / "docs" / "gpu.md").read_text())["On a GPU"]
-    assert f"on {machine['date']} one {machine['gpu']}" in " ".join(first.split())
+    assert f"figures](performance.md#a-training-step-on-a-gpu) are from {machine['date']}" in first
+    assert machine["gpu"] in first
 
 
 def test_asynchrony() -> None:
@@ -242,6 +243,17 @@ def test_the_adapter_swaps() -> None:
         [name, *row] for key, name in names.items() for row in target_rows(adapters.judged(measured[key]))
     ]
     assert f"processor: {measured['machine']['processor']}" in text
+
+
+def test_engines_killed_under_streams() -> None:
+    measured = result("engines.json")
+    text = sections(PAGE)["Engines killed under streams"]
+    assert rows(text) == target_rows(engines.judged(measured))
+    assert f"{measured['kills']} times during {measured['calls']:,} calls. {measured['streams_cut']} streams" in text
+    assert f"{measured['calls_moved_to_the_other_engine']} calls moved" in text
+    rates = measured["calls_per_s"]
+    assert f"from {rates['undisturbed']} to {rates['killing']}" in text
+    assert measured["machine"]["processor"] in text
 
 
 def test_the_kills_and_faults() -> None:
