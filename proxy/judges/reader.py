@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from proxy.contract.turn import TurnState
-from proxy.jobs.kinds import JobRefused, RunningJob
+from proxy.jobs.kinds import RunningJob
 from proxy.judges.groups import Standing, standing_of
 from proxy.judges.prompts import Prompts, fingerprint
 from proxy.judges.repository import JudgementRepository
@@ -48,10 +48,10 @@ class SubjectReader:
         return self._task.turn_ids
 
     def session(self) -> SessionRecord | Skipped:
-        """Return the job's session. Raise JobRefused if it was erased or deleted."""
+        """Return the job's session, unless it was erased, deleted or given up."""
         record = self.records([self._task.session_id]).get(self._task.session_id)
         if record is None or record.run != self._run_name:
-            raise JobRefused("the session was erased, or the run has no such session")
+            return Skipped("the session was erased, or the run has no such session")
         if record.outcome in GIVEN_UP:
             return Skipped(f"the session's outcome is {record.outcome}")
         return record
@@ -123,10 +123,11 @@ class JudgingTask(msgspec.Struct, frozen=True, kw_only=True):
 def open_reader(
     connection: Connection, task: JudgingTask, prompts: Prompts, *, now: float
 ) -> SubjectReader | Skipped:
-    """Return the reader of a job. Raise JobRefused if its run was deleted or its judge's prompt cannot be read."""
+    """Return the reader of a job, unless its run or its judge is gone. Raise JobRefused if the judge's prompt cannot
+    be read."""
     run = JudgementRepository(connection).run(task.run_id)
     if run is None:
-        raise JobRefused("the run was deleted")
+        return Skipped("the run was deleted")
     settings = RunSettings.model_validate(run.config)
     judge = settings.judges.get(task.judge)
     if judge is None:

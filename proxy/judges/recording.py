@@ -10,7 +10,6 @@ from sqlalchemy import Connection
 from proxy.contract.identifiers import RewardId, new_judgement_id, new_reward_id
 from proxy.contract.states import TrainingState
 from proxy.feedback.repository import FeedbackRepository, FoundSession
-from proxy.jobs.kinds import JobRefused
 from proxy.judges.repository import JudgementRepository
 from proxy.judges.subjects import Candidate, Judged, Score, Subject, Usage, digest_of
 from proxy.lifecycle.lifecycle import settle
@@ -18,6 +17,10 @@ from proxy.lifecycle.lifecycle import settle
 SOURCE = "judge:"
 """The beginning of the source of a judge's rewards; its name follows."""
 _WITH_THE_TRAINER = (TrainingState.LEASED.value, TrainingState.CONSUMED.value)
+
+
+class SessionsErased(Exception):
+    """All sessions that were judged were erased while the judge was asked. Nothing was written."""
 
 
 class Recorded(NamedTuple):
@@ -33,12 +36,12 @@ class Recorded(NamedTuple):
 
 
 def record(connection: Connection, subject: Subject, judged: Judged, now: float) -> Recorded:
-    """Write the rewards and the judgements. Raise JobRefused if all sessions were erased meanwhile."""
+    """Write the rewards and the judgements. Raise SessionsErased if all sessions were erased meanwhile."""
     feedback, repository = FeedbackRepository(connection), JudgementRepository(connection)
     wanted = dict.fromkeys(candidate.session_id for candidate in subject.candidates)
     sessions = {session.id: session for session in feedback.sessions(list(wanted)) if session.erased_at is None}
     if not sessions:
-        raise JobRefused("the session was erased")
+        raise SessionsErased
     # Asked again under the locks: another job of the same group may have been faster.
     open_ = [place for place, one in enumerate(subject.candidates) if not _is_judged(repository, subject, one)]
     shares = _shares(judged.usage, len(open_))

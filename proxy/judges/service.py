@@ -13,7 +13,7 @@ from proxy.jobs.kinds import JobPostponed, Json, RunningJob
 from proxy.judges.kinds import KINDS
 from proxy.judges.prompts import Prompts
 from proxy.judges.reader import open_reader, task_of
-from proxy.judges.recording import record, record_failure
+from proxy.judges.recording import SessionsErased, record, record_failure
 from proxy.judges.repository import JudgementRepository
 from proxy.judges.subjects import Judged, NotYet, Skipped, Subject
 from proxy.judges.tools import Tools
@@ -67,9 +67,13 @@ class JudgingService:
         if judged.failure is not None:
             await self._record_failure(subject, judged, judged.failure)
             raise judged.failure
-        recorded = await job.complete(
-            lambda connection: record(connection, subject, judged, self._clock()), result=_result(subject, judged)
-        )
+        try:
+            recorded = await job.complete(
+                lambda connection: record(connection, subject, judged, self._clock()), result=_result(subject, judged)
+            )
+        except SessionsErased:
+            # The transaction did not complete the job either, so the runner does, with this result.
+            return {"skipped": "the session was erased while the judge was asked"}
         if recorded.changed:
             self._signals.trajectories.notify()
         for count, effect in ((recorded.late, "recorded_after_training"), (recorded.on_time, "recorded")):
@@ -79,8 +83,7 @@ class JudgingService:
         return None
 
     def _find(self, connection: Connection, job: RunningJob) -> Subject | Skipped | NotYet:
-        """Return what the job is about, without the candidates that this judge has already judged. Raise JobRefused
-        for a session that was erased or deleted."""
+        """Return what the job is about, without the candidates that this judge has already judged."""
         reader = open_reader(connection, task_of(job), self._prompts, now=self._clock())
         if isinstance(reader, Skipped):
             return reader

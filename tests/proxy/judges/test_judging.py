@@ -185,8 +185,9 @@ async def test_an_erased_session_is_not_judged(database_url: str) -> None:
             return grade(1.0)
 
         world.model.answers = [erase]
-        assert await world.run_jobs() == ["dead", "dead"]
+        assert await world.run_jobs() == ["done", "done"]
         assert await world.rewards() == []
+        assert await world.judgements() == []
         assert len(world.model.requests) == 1
 
 
