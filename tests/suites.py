@@ -10,7 +10,20 @@ from pathlib import Path
 import pytest
 
 SUITES = frozenset(
-    {"archon", "browser", "clients", "end_to_end", "gpu", "images", "pages", "ranks", "sglang", "slurm", "tracking"}
+    {
+        "archon",
+        "browser",
+        "clients",
+        "end_to_end",
+        "gpu",
+        "helm",
+        "images",
+        "pages",
+        "ranks",
+        "sglang",
+        "slurm",
+        "tracking",
+    }
 )
 ROOT = Path(__file__).parent
 

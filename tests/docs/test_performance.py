@@ -13,6 +13,7 @@ from benchmarks.feedback import report as feedback_report
 from benchmarks.gates import report as gates_report
 from benchmarks.gpu import report as gpu_report
 from benchmarks.hostile.__main__ import judged
+from benchmarks.jobs import calls
 from benchmarks.learning import report as learning_report
 from benchmarks.learning.tasks import TASKS
 from benchmarks.mismatch import report as mismatch_report
@@ -229,6 +230,19 @@ def test_the_calls_of_one_run_beside_a_crowded_one() -> None:
     waits = [[name, str(measured[f"{key}_p50"]), str(measured[f"{key}_p99"])] for name, key in lines.items()]
     assert rows(text) == waits + target_rows(fair.judged(measured))
     assert f"processor: {measured['machine']['processor']}" in text
+
+
+def test_background_jobs() -> None:
+    measured = result("jobs.json")
+    text = sections(PAGE)["Background jobs"]
+    labels = {"sqlite": ["SQLite", "in-process"], "postgresql": ["PostgreSQL", "Celery, Redis"]}
+    counts = ("jobs", "done", "entries", "dead", "killed")
+    kills = [[*words, *(str(measured["kills"][store][count]) for count in counts)] for store, words in labels.items()]
+    assert rows(text) == kills + target_rows(calls.targets(measured["calls"]))
+    for figure in ("judgements_per_s", "cpu_ms_per_judgement", "alone_p50_ms", "beside_p50_ms", "alone_p99_ms"):
+        assert f"{measured['calls'][figure]}" in text
+    assert f"{measured['calls']['beside_p99_ms']}" in text
+    assert all(part["machine"]["processor"] in text for part in measured.values())
 
 
 def test_the_adapter_swaps() -> None:

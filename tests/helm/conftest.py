@@ -1,0 +1,78 @@
+"""Helm and the schemas of Kubernetes in an environment of their own, made at the first use."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "helm"
+CONSTRAINTS = Path(__file__).parent / "constraints.txt"
+_INSTALL_SECONDS = 900
+_SECONDS = 120
+yaml: Any = importlib.import_module("yaml")
+
+
+class Refused(Exception):
+    """Helm does not render the values; the message is its own."""
+
+
+Render = Callable[[Mapping[str, Any]], str]
+"""Returns the manifests for values. Raises Refused."""
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    """Return the folder of the environment's programs: `helm` and `kubernetes-validate`."""
+    digest = hashlib.sha256(f"{CONSTRAINTS.read_text()}\n{sys.version}".encode()).hexdigest()[:12]
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "base-rl" / "helm" / digest
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".lock").open("w") as lock:
+        # Two test processes must not install into it at the same time.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / ".ready").is_file():
+            subprocess.run([sys.executable, "-m", "venv", root / "venv"], check=True, timeout=_INSTALL_SECONDS)
+            pip = [str(root / "venv/bin/pip"), "install", "-q", "--disable-pip-version-check", "--no-deps"]
+            subprocess.run([*pip, "-r", str(CONSTRAINTS)], check=True, timeout=_INSTALL_SECONDS)
+            (root / ".ready").touch()
+    return root / "venv" / "bin"
+
+
+@pytest.fixture
+def render(programs: Path, tmp_path: Path) -> Render:
+    def rendered(values: Mapping[str, Any]) -> str:
+        file = tmp_path / "values.yaml"
+        file.write_text(yaml.safe_dump(dict(values)))
+        command = [
+            str(programs / "helm"),
+            "template",
+            "rl",
+            str(CHART),
+            "--namespace",
+            "learning",
+            "--values",
+            str(file),
+        ]
+        # A home of its own, so that neither plugins nor repositories of the user are read.
+        done = subprocess.run(
+            command,
+            env={**os.environ, "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise Refused(done.stderr)
+        return str(done.stdout)
+
+    return rendered
