@@ -13,17 +13,11 @@ there.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import functools
 import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from agents_examples.sandbox import Stopped, run, wall
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionFunctionToolParam
@@ -69,60 +63,11 @@ async def run_tool(arguments: str) -> str:
 
 async def run_program(code: str) -> str:
     """Run a program within the limits. Return what it printed, or text that begins with `error`."""
-    process = await asyncio.create_subprocess_exec(
-        *wall(),
-        sys.executable,
-        *("-I", "-S", "-c", _LIMITED),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={},
-        cwd="/",
-        start_new_session=True,  # so that all it started can be killed
-    )
+    words = [*wall(), sys.executable, "-I", "-S", "-c", _LIMITED]
     try:
-        async with asyncio.timeout(SECONDS):
-            output = await _talk(process, code)
-            await process.wait()
-    except TimeoutError:
-        return "error: the program took too long"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    if len(output) > LONGEST_OUTPUT:
-        return "error: the program printed too much"
-    if process.returncode:
+        output, status = await run(words, code, seconds=SECONDS, longest_output=LONGEST_OUTPUT)
+    except Stopped as stopped:
+        return f"error: {stopped}"
+    if status:
         return "error: the program failed or exceeded a limit"
-    return output.decode(errors="replace").strip() or "error: the program printed nothing"
-
-
-async def _talk(process: asyncio.subprocess.Process, code: str) -> bytes:
-    """Give the program to the process, and return what it prints, up to one byte more than is allowed."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have ended already
-        process.stdin.write(code.encode(errors="replace"))
-        await process.stdin.drain()
-    process.stdin.close()
-    output = b""
-    while chunk := await process.stdout.read(LONGEST_OUTPUT + 1):
-        output = (output + chunk)[: LONGEST_OUTPUT + 1]
-        if len(output) > LONGEST_OUTPUT:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and read on to the end, without which asyncio waits for ever
-    return output
-
-
-@functools.cache
-def wall() -> tuple[str, ...]:
-    """Return the words that put a process behind bubblewrap, none where that does not work."""
-    program = shutil.which("bwrap")
-    if program is None:
-        return ()
-    kept = sorted({"/usr", "/lib", "/lib64", "/bin", sys.base_prefix, sys.prefix, str(Path(sys.executable).parent)})
-    binds = [word for place in kept if Path(place).exists() for word in ("--ro-bind", place, place)]
-    words = (program, "--unshare-all", "--die-with-parent", "--new-session", "--dev", "/dev", *binds)
-    probe = [*words, sys.executable, "-I", "-S", "-c", "pass"]
-    works = subprocess.run(probe, capture_output=True, check=False).returncode == 0
-    return words if works else ()
+    return output or "error: the program printed nothing"

@@ -15,6 +15,8 @@ TINY = "tiny"
 """The model that belongs to the example."""
 
 _AGENT_FILES = ("agent.py", "tasks.py", "tools.py", "reward.py")
+_SHARED = "sandbox"
+"""A module of `agents_examples` that several examples import."""
 _NEEDED = ("agent.py", "reward.py", "tasks.jsonl", "config.toml", "checkpoint", "README.md")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -74,9 +76,7 @@ def make_folder(folder: Path, *, example: str, run: str, model: str) -> list[str
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     source = _root() / example
-    for name in _AGENT_FILES:
-        if (source / name).exists():
-            (partial / name).write_text(_standing_alone((source / name).read_text(), example))
+    _copy_modules(source, partial)
     shutil.copy(source / "tasks.jsonl", partial / "tasks.jsonl")
     if model == TINY:
         shutil.copytree(source / "checkpoint", partial / "checkpoint")
@@ -93,6 +93,15 @@ def make_folder(folder: Path, *, example: str, run: str, model: str) -> list[str
     return commands
 
 
+def _copy_modules(source: Path, folder: Path) -> None:
+    """Copy an example's own modules, and the shared module if they import it."""
+    modules = [source / name for name in _AGENT_FILES if (source / name).exists()]
+    if any(f"from agents_examples.{_SHARED} import" in module.read_text() for module in modules):
+        modules.append(source.parent / f"{_SHARED}.py")
+    for module in modules:
+        (folder / module.name).write_text(_standing_alone(module.read_text(), source.name))
+
+
 def _root() -> Path:
     found = importlib.util.find_spec("agents_examples")
     if found is None or not found.submodule_search_locations:
@@ -102,7 +111,8 @@ def _root() -> Path:
 
 def _standing_alone(code: str, example: str) -> str:
     """Return an example's module as one of a folder: what it imports lies beside it."""
-    return code.replace(f"from agents_examples.{example}.", "from ").replace(f"agents_examples.{example}.", "")
+    code = code.replace(f"from agents_examples.{example}.", "from ").replace(f"agents_examples.{example}.", "")
+    return code.replace("from agents_examples.", "from ")
 
 
 def _configuration(text: str, run: str, model: str) -> str:

@@ -12,6 +12,7 @@ from agents_examples.countdown.demonstrations import SEARCH, Habit, conversation
 from agents_examples.countdown.reward import reward
 from agents_examples.countdown.tasks import Puzzle, random_puzzle, value_of
 from agents_examples.countdown.tools import PYTHON_TOOL, run_program, run_tool
+from agents_examples.sandbox import wall
 from benchmarks.examples.run import EXAMPLES
 from tests.agents_examples.calculator.server import ScriptedServer, calls, says
 from tests.agents_examples.starting import first_answers
@@ -96,7 +97,7 @@ async def test_a_program_writes_no_file(tmp_path_factory: pytest.TempPathFactory
 async def test_behind_bubblewrap_there_is_no_network_and_no_file_of_the_user(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    if not tools.wall():
+    if not wall():
         pytest.skip("bubblewrap may not make namespaces here")
     path = tmp_path_factory.mktemp("secret") / "file"
     path.write_text("secret")
