@@ -9,7 +9,7 @@ SEED ?= 0
 ENGINE ?= embedded
 PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 
-.PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm test-helm \
+.PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm test-ray test-helm \
         sglang-cpu demo-sglang example examples bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-swap bench-feedback bench-gate bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-gpu chaos checkpoint clean trace-call
 
 help:  ## list the targets
@@ -50,7 +50,7 @@ code-figures: setup-dev  ## sizes of files and functions, comments, private name
 	$(BIN)/python scripts/code_figures.py
 
 test-fast: setup-dev  ## the tests without the slow suites below; on PostgreSQL as well, where its server is installed
-	$(PYTEST) $(if $(AGAIN),,-n 2 --dist loadgroup) -m "not sglang and not end_to_end and not browser and not clients and not install and not tracking and not archon and not ranks and not gpu and not images and not slurm and not helm and not pages"
+	$(PYTEST) $(if $(AGAIN),,-n 2 --dist loadgroup) -m "not sglang and not end_to_end and not browser and not clients and not install and not tracking and not archon and not ranks and not gpu and not images and not slurm and not ray and not helm and not pages"
 
 test-fuzz: setup-dev  ## every endpoint with 300 odd requests a kind; minutes (FUZZ_EXAMPLES=n)
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),300) $(BIN)/pytest tests/proxy/test_fuzz.py
@@ -66,6 +66,9 @@ test-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## training on a CUDA device: skipped 
 
 test-slurm: setup-dev  ## a run under a real slurmctld with two nodes on this machine; two minutes (as root, needs slurm-wlm and munge)
 	BASE_RL_REQUIRE_SLURM=1 $(PYTEST) -m slurm
+
+test-ray: setup-dev  ## a run on a real Ray cluster of several nodes on this machine, in an environment of its own; a minute
+	$(PYTEST) -m ray --timeout 1200
 
 test-images: setup-dev  ## the images built without Docker, and the services of docker-compose.yml run in them by crun; minutes (as root, needs mmdebstrap, buildah, crun; IMAGES_BUILD_OPTIONS="…": more options for buildah)
 	BASE_RL_REQUIRE_IMAGES=1 $(PYTEST) -m images -s

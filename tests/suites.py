@@ -20,6 +20,7 @@ SUITES = frozenset(
         "images",
         "pages",
         "ranks",
+        "ray",
         "sglang",
         "slurm",
         "tracking",

@@ -175,6 +175,10 @@ def up(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and training; default: [trainer] seed.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Print the resolved configuration and end.")] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Place engines and trainer on this Ray cluster; `auto`: this node's."),
+    ] = None,
 ) -> None:
     """Start engine, proxy and trainer for your own model and agent, and keep them up until Ctrl-C.
 
@@ -183,6 +187,12 @@ def up(
     ones, and an option that is given replaces the stored one.
 
     `--engine scripted` needs no model and no GPU: it answers by the rules of a script, to check an agent's wiring.
+
+    `--ray ADDRESS --config FILE` places the engines and the trainer of a configuration on a Ray cluster, for a proxy
+    that runs at `[server] public_url` (`base-rl proxy`). `[engine] replicas` is the number of engines, `[ray]` has
+    CPUs, GPUs, nodes and ranks. Actors have the names of their engines and ranks. Lost ones are placed again, and
+    the run goes on; Ctrl-C drains the engines and lets the trainer give its claims back. `base-rl[ray]` and the
+    files of data directory and model must be on every node.
     """
     from proxy.cli.up import UpOptions, run_up
 
@@ -195,6 +205,10 @@ def up(
         section: {key: value for key, value in keys.items() if value is not None} for section, keys in given.items()
     }
     options = UpOptions(config=config, overrides=overrides, trainer=trainer, nproc=nproc, seed=seed, dry_run=dry_run)
+    if ray is not None:
+        from proxy.cli.up_on_ray import run_up_on_ray
+
+        finish(lambda: asyncio.run(run_up_on_ray(ray, options, out)))
     finish(lambda: asyncio.run(run_up(options, out)))
 
 

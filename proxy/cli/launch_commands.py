@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.console import ApiKey, Refused, finish, out
+from proxy.cli.console import ApiKey, finish, out
 
 launch_app = typer.Typer(no_args_is_help=True, help="Start engines and trainer on a cluster.")
 
@@ -39,14 +39,13 @@ def launch_slurm(
 
 
 def _launch(config: Path, api_key: str | None, *, with_trainer: bool, dry_run: bool) -> int:
+    from proxy.cli.cluster.programs import keys_of_programs, proxy_address
     from proxy.cli.cluster.slurm import job_directory, jobs_of, submit
     from proxy.cli.trainer_process import resolved_by_trainer
     from proxy.settings import load_settings
 
     settings = load_settings(config)
-    url = settings.server.public_url
-    if url is None:
-        raise Refused("server.public_url: set it to the address at which the nodes reach the proxy (`base-rl proxy`)")
+    url = proxy_address(settings)
     ranks = None
     if with_trainer:
         ranks = resolved_by_trainer(["--config", str(config.resolve())], {})["nproc"]
@@ -57,24 +56,8 @@ def _launch(config: Path, api_key: str | None, *, with_trainer: bool, dry_run: b
         for job in jobs:
             out.print(f"# {job.name}\n{job.script}", soft_wrap=True)
         return 0
-    keys = _keys(settings.server.data_dir, api_key, with_trainer=with_trainer)
+    keys = keys_of_programs(settings.server.data_dir, api_key, with_trainer=with_trainer)
     directory = job_directory(settings)
     for job, number in zip(jobs, submit(jobs, directory, {**os.environ, **keys}), strict=True):
         out.print(f"{job.name}: job {number}, log {directory / job.name}.log", soft_wrap=True)
     return 0
-
-
-def _keys(data_dir: Path, admin_key: str | None, *, with_trainer: bool) -> dict[str, str]:
-    """Return the variables with the keys of the jobs. Raises Refused if one is missing."""
-    from proxy.cli.local_keys import load
-
-    local = load(data_dir)
-    admin = admin_key or (None if local is None else local.admin_key)
-    trainer = os.environ.get("BASE_RL_TRAINER__API_KEY") or (None if local is None else local.trainer_key)
-    if admin is None or (trainer is None and with_trainer):
-        raise Refused(
-            f"no keys in {data_dir}: engines need an admin key (BASE_RL_ADMIN_KEY) to join the pool, and the trainer"
-            " a trainer key of the run (BASE_RL_TRAINER__API_KEY)"
-        )
-    keys = {"BASE_RL_ADMIN_KEY": admin}
-    return keys if trainer is None else {**keys, "BASE_RL_TRAINER__API_KEY": trainer}

@@ -9,6 +9,7 @@ _NEEDED_BY = {
     "train": ("the trainer", ("torch", "transformers", "safetensors", "peft")),
     "demo": ("the demo's agent", ("openai",)),
     "celery": ("jobs through Redis", ("celery", "redis")),
+    "ray": ("base-rl up --ray", ("ray",)),
     "litellm": ("judges at providers without a base_url", ("litellm",)),
 }
 

@@ -24,6 +24,7 @@ from proxy.settings.engine import EngineName, EngineSettings, NamedEngineSetting
 from proxy.settings.jobs import JobSettings
 from proxy.settings.judges import JudgingSettings, ProviderName, ProviderSettings
 from proxy.settings.outbound import OutboundSettings
+from proxy.settings.ray import RaySettings
 from proxy.settings.run import RunSettings
 from proxy.settings.section import ConfigurationError, Section
 from proxy.settings.server import BootstrapSettings, RequestSettings, ServerSettings
@@ -49,6 +50,7 @@ class Settings(Section):
     runs: dict[str, RunSettings] = Field(default_factory=dict)
     """The runs of the tables `[runs.NAME]`, each complete; the first run may be one of them."""
     slurm: SlurmSettings = SlurmSettings()
+    ray: RaySettings = RaySettings()
     trainer: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

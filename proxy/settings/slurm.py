@@ -7,14 +7,14 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
-from proxy.settings.section import Section
+from proxy.settings.placement import PlacementSettings
 
 # One line of the script after `#SBATCH `: another line would be shell.
 _Option = Annotated[str, StringConstraints(pattern=r"^--[a-z][a-z-]*(=[^\n]*)?$")]
 _Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._,:-]*$")]
 
 
-class SlurmSettings(Section):
+class SlurmSettings(PlacementSettings):
     """The jobs of one run: one for the trainer's ranks, one for each engine. All see the data directory, the model
     and this Python under the same paths."""
 
@@ -32,14 +32,3 @@ class SlurmSettings(Section):
     """Lines of bash at the beginning of every script, such as `module load cuda`."""
     options: tuple[_Option, ...] = ()
     """Further options of `sbatch` for every job, such as `--qos=high`."""
-    engine_gpus: NonNegativeInt | None = None
-    """GPUs of an engine; default: `engine.tensor_parallel` if `engine.device` is `cuda`, else none."""
-    engine_cpus: PositiveInt = 1
-    engine_memory_gib: PositiveInt | None = None
-    """Memory of an engine's job; default: the partition's."""
-    trainer_nodes: PositiveInt = 1
-    trainer_ranks_per_node: PositiveInt = 1
-    trainer_gpus_per_node: NonNegativeInt = 0
-    trainer_cpus_per_rank: PositiveInt = 1
-    trainer_memory_gib: PositiveInt | None = None
-    """Memory of the trainer on each node; default: the partition's."""

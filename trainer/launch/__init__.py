@@ -1,1 +1,2 @@
-"""Programs that start the ranks of one trainer: on this machine (`local.py`), or as tasks of Slurm (`slurm.py`)."""
+"""Programs that start the ranks of one trainer: on this machine (`local.py`), as tasks of Slurm (`slurm.py`), or one
+by one (`rank.py`)."""

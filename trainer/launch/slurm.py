@@ -16,12 +16,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 
-from trainer.runtime.restarts import Restarts
+from trainer.launch.rank import join_restarts
 
-RESTARTS_VARIABLE = "BASE_RL_TRAINER_RESTARTS"
 _VARIABLES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
@@ -50,13 +48,8 @@ def main(arguments: Sequence[str] | None = None, module: str = "trainer") -> int
     except NoTask as error:
         sys.stderr.write(f"base-rl: {error}\n")
         return 2
-    if (directory := os.environ.get(RESTARTS_VARIABLE)) is not None:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        restarts = Restarts(Path(directory))
+    if (restarts := join_restarts(variables["RANK"])) is not None:
         restarts.set_environment()
-        # The first rank alone: the others read the bound after they have joined it.
-        if variables["RANK"] == "0":
-            restarts.begin_again()
     return _supervised([sys.executable, "-m", module, *words], {**os.environ, **variables})
 
 

@@ -17,12 +17,19 @@ from pathlib import Path
 
 import msgspec
 
+from proxy.cli.cluster.programs import (
+    TRAINER,
+    check_engine,
+    check_ranks,
+    gpus_of_engine,
+    rank_arguments,
+    serve_arguments,
+)
 from proxy.cli.console import Refused
 from proxy.private_files import make_directory
-from proxy.settings import EngineKind, Settings
+from proxy.settings import Settings
 from proxy.settings.slurm import SlurmSettings
 
-TRAINER = "trainer"
 _SUBMIT_SECONDS = 60.0
 _UNSAFE = re.compile(r"[\s%'\"\\]")
 # Below the range of outgoing connections; jobs that share a node have different ids.
@@ -81,31 +88,21 @@ def jobs_of(
     `url` is the proxy's address, `ranks` the number of processes that the trainer's configuration asks for (None: any
     number). Raises Refused if the job would start another number of ranks, or for an engine that is not started here.
     """
-    engine, slurm = settings.engine, settings.slurm
-    if engine.kind not in (EngineKind.EMBEDDED, EngineKind.SGLANG):
-        raise Refused(
-            f"engine.kind is {engine.kind!r}, and Slurm can start engines of the kinds embedded and sglang: set one"
-            " of them in the configuration"
-        )
+    check_engine(settings, "Slurm")
+    slurm = settings.slurm
     directory = job_directory(settings)
-    config = str(config_file.resolve())
     run = settings.run.name
     jobs = []
-    for number in range(1, engine.replicas + 1):
+    for number in range(1, settings.engine.replicas + 1):
         name = f"{run}-slurm-{number}"
-        serve = [sys.executable, "-m", "proxy.cli", "engines", "serve", name, "--config", config, "--url", url]
+        serve = [sys.executable, *serve_arguments(name, config_file, url)]
         jobs.append(_job(name, directory, slurm, _engine_options(settings), shlex.join(serve), working_dir))
     if not with_trainer:
         return jobs
-    started = slurm.trainer_nodes * slurm.trainer_ranks_per_node
-    if ranks is not None and ranks != started:
-        raise Refused(
-            f"the trainer's configuration is for {ranks} processes, and slurm.trainer_nodes ×"
-            f" slurm.trainer_ranks_per_node start {started}: make them equal"
-        )
+    check_ranks(ranks, slurm, "slurm")
     name = f"{run}-{TRAINER}"
     restarts = directory / f"{name}.restarts"
-    train = [sys.executable, "-m", "trainer.launch.slurm", "--config", config, "--set", f"proxy_url={url}"]
+    train = [sys.executable, *rank_arguments("trainer.launch.slurm", config_file, url)]
     command = "\n".join(
         (
             'export MASTER_ADDR="$(hostname)"',
@@ -197,10 +194,8 @@ def _job(
 
 
 def _engine_options(settings: Settings) -> list[str]:
-    slurm, engine = settings.slurm, settings.engine
-    gpus = slurm.engine_gpus
-    if gpus is None:
-        gpus = engine.tensor_parallel if engine.device == "cuda" else 0
+    slurm = settings.slurm
+    gpus = gpus_of_engine(settings, slurm)
     options = ["--nodes=1", "--ntasks=1", f"--cpus-per-task={slurm.engine_cpus}"]
     options += [f"--gres=gpu:{gpus}"] if gpus else []
     return options + ([f"--mem={slurm.engine_memory_gib}G"] if slurm.engine_memory_gib is not None else [])

@@ -1,0 +1,126 @@
+"""`base-rl up --ray` on a real Ray cluster of several nodes: a run goes on through lost and removed nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from tests.cluster.outside import Outside, outside, until
+from tests.cluster.ray_cluster import ROOT, RayCluster, ray_cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.xdist_group("ray")]
+
+SETTINGS = """
+[ray]
+trainer_nodes = 2
+engine_resources = {engines = 1}
+trainer_resources = {ranks = 1}
+stop_seconds = 20
+max_restarts = 0
+"""
+GROUP = 4
+ACTORS = {"calculator-ray-1", "calculator-trainer-0", "calculator-trainer-1"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    with ray_cluster(tmp_path_factory.mktemp("ray") / "cluster.log") as found:
+        yield found
+
+
+class Up:
+    """`base-rl up --ray`, and the run that it places."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, cluster: RayCluster, run: Outside) -> None:
+        self.process = process
+        self._log = log
+        self._cluster = cluster
+        self._run = run
+
+    def report(self) -> str:
+        return f"{self._log.read_text(errors='replace')}\n{self._cluster.logs()[-6000:]}"
+
+    def until_said(self, words: str) -> None:
+        until(lambda: words in self._log.read_text(), f"it says {words!r}", self.report, self.process)
+
+    def rank(self, number: int) -> psutil.Process:
+        """Return the process of a rank of the trainer."""
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []  # None once it has ended
+            is_ours = words[1:3] == ["-m", "trainer"] and str(self._run.config) in words
+            if is_ours and process.environ()["RANK"] == str(number):
+                return process
+        raise AssertionError(f"no rank {number} runs:\n{self.report()}")
+
+    def until_version(self, number: int) -> None:
+        until(lambda: self._run.head() == number, f"version {number}", self.report, self.process)
+
+    def until_serving(self) -> None:
+        serves = self._run.serves
+        until(lambda: bool(self._run.engines()) and serves(), "the engine serves", self.report, self.process)
+
+
+@contextmanager
+def up(cluster: RayCluster, run: Outside, *options: str, **variables: str) -> Iterator[Up]:
+    command = ["-m", "proxy.cli", "up", "--ray", cluster.address, "--config", str(run.config), *options]
+    log = run.directory / "up.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [cluster.python, *command],
+            cwd=ROOT,
+            env={**os.environ, **variables},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield Up(process, log, cluster, run)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
+
+
+def test_a_run_survives_lost_and_removed_nodes(cluster: RayCluster, tmp_path: Path) -> None:
+    cluster.add("e1", CPU=1, engines=1)
+    cluster.add("t1", CPU=1, ranks=1)
+    cluster.add("t2", CPU=1, ranks=1)
+    with outside(tmp_path, SETTINGS) as run, up(cluster, run) as placed:
+        placed.until_serving()
+        assert cluster.actors() == ACTORS
+        run.play(GROUP)
+        placed.until_version(1)
+        assert "calculator-ray-1 is in the pool" in cluster.logs(), "output is in the actor's log"
+
+        # A node of the trainer is lost in the middle of a step.
+        placed.rank(1).suspend()
+        run.play(GROUP)
+        until(lambda: run.leased() == GROUP, "the trainer has a claim", placed.report, placed.process)
+        cluster.lose("t2")
+        placed.until_said("calculator-trainer is placed again")
+        assert run.head() == 1, "the step was lost"
+
+        # The engine's node is lost, and new ones come.
+        cluster.lose("e1")
+        cluster.add("t3", CPU=1, ranks=1)
+        placed.until_version(2)
+        placed.until_said("calculator-ray-1 is placed again")
+        cluster.add("e2", CPU=1, engines=1)
+        placed.until_serving()
+
+        # A node leaves as by `ray stop`.
+        cluster.add("t4", CPU=1, ranks=1)
+        cluster.remove("t1")
+        run.play(GROUP)
+        placed.until_version(3)
+
+        placed.process.terminate()
+        assert placed.process.wait(60) == 128 + signal.SIGTERM, placed.report()
+        assert run.engines() == {}, "the engine was drained and left the pool"
+        run.assert_trained_once(3 * GROUP)
