@@ -94,6 +94,30 @@ def engines_serve(
     finish(lambda: asyncio.run(serve(options, (data_dir, url, api_key))))
 
 
+@engines_app.command("scale")
+def engines_scale(
+    run: Annotated[str, typer.Argument(help="The run whose engines `base-rl up --ray` places.")],
+    number: Annotated[int, typer.Argument(min=1, help="How many engines there should be.")],
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Change how many engines of a run are on its Ray cluster.
+
+    `base-rl up --ray` notices it within seconds. New engines are placed where there is room and join the pool. Those
+    that are too many, the last ones first, take no new calls, let those under way end, and leave the pool. With
+    `[ray] max_engines`, the rule about load goes on from that number. The next start of `up` places
+    `[engine] replicas`.
+    """
+
+    def ask() -> int:
+        from proxy.cli.cluster.ray.scaling import WantedEngines
+
+        WantedEngines(data_dir, run).ask(number)
+        out.print(f"{run}: {number} engines are asked for; `base-rl engines list` shows them come and go")
+        return 0
+
+    finish(ask)
+
+
 @engines_app.command("drain")
 def engines_drain(
     engine: EngineArgument,

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from proxy.cli.cluster.programs import ADMIN_KEY, keys_of_programs, proxy_address
-from proxy.cli.cluster.ray.plan import groups_of
+from proxy.cli.cluster.ray.plan import Placing
 from proxy.cli.console import Refused
 from proxy.cli.extras import require_extras
 from proxy.cli.operations import Operations
@@ -35,7 +35,10 @@ async def run_up_on_ray(address: str, options: UpOptions, out: Console) -> int:
         ranks = resolved["nproc"]
     admin_key = os.environ.get(ADMIN_KEY)
     keys = {} if options.dry_run else keys_of_programs(settings.server.data_dir, admin_key, with_trainer=with_trainer)
-    groups = groups_of(settings, config_file=config, url=url, ranks=ranks, with_trainer=with_trainer, keys=keys)
+    placing = Placing(
+        settings=settings, config_file=config, url=url, ranks=ranks, with_trainer=with_trainer, keys=keys
+    )
+    groups = placing.groups()
     if options.dry_run:
         shown = [
             {
@@ -48,12 +51,20 @@ async def run_up_on_ray(address: str, options: UpOptions, out: Console) -> int:
         out.print_json(json.dumps(shown))
         return 0
     require_extras("ray")
-    # An address or a key that is wrong is said here, not in the logs of the nodes.
     async with Operations(url, keys[ADMIN_KEY]) as operations:
+        # An address or a key that is wrong is said here, not in the logs of the nodes.
         await operations.engines()
-    from proxy.cli.cluster.ray.up import run_groups
+        from proxy.cli.cluster.ray.up import run_fleet
 
-    return await run_groups(groups, settings.ray, address, out)
+        await run_fleet(
+            settings,
+            engine=placing.engine,
+            trainer=placing.trainer(),
+            operations=operations,
+            address=address,
+            out=out,
+        )
+    return 0
 
 
 def _the_file(options: UpOptions) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,16 @@ def up(cluster: RayCluster, run: Outside, *options: str, **variables: str) -> It
             process.wait(60)
 
 
+def scale(run: Outside, engines: int) -> None:
+    command = ["-m", "proxy.cli", "engines", "scale", "calculator", str(engines)]
+    place = ["--data-dir", str(run.directory / "data")]
+    subprocess.run([sys.executable, *command, *place], check=True, timeout=60)
+
+
+def states(run: Outside) -> list[str]:
+    return [row["state"] for row in run.engines().values()]
+
+
 def test_a_run_survives_lost_and_removed_nodes(cluster: RayCluster, tmp_path: Path) -> None:
     cluster.add("e1", CPU=1, engines=1)
     cluster.add("t1", CPU=1, ranks=1)
@@ -111,7 +122,7 @@ def test_a_run_survives_lost_and_removed_nodes(cluster: RayCluster, tmp_path: Pa
         cluster.add("t3", CPU=1, ranks=1)
         placed.until_version(2)
         placed.until_said("calculator-ray-1 is placed again")
-        cluster.add("e2", CPU=1, engines=1)
+        cluster.add("e2", CPU=2, engines=2)
         placed.until_serving()
 
         # A node leaves as by `ray stop`.
@@ -119,6 +130,12 @@ def test_a_run_survives_lost_and_removed_nodes(cluster: RayCluster, tmp_path: Pa
         cluster.remove("t1")
         run.play(GROUP)
         placed.until_version(3)
+
+        # A further engine joins, and drains.
+        scale(run, 2)
+        until(lambda: states(run) == ["ready", "ready"], "two engines are ready", placed.report, placed.process)
+        scale(run, 1)
+        until(lambda: list(run.engines()) == ["calculator-ray-1"], "one is left", placed.report, placed.process)
 
         placed.process.terminate()
         assert placed.process.wait(60) == 128 + signal.SIGTERM, placed.report()

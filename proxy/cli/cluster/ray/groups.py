@@ -148,16 +148,19 @@ class PlacedGroup:
         """Wait until a member ends, and return the name and the end of the member that explains it best."""
         ends = {asyncio.ensure_future(_end_of(actor)): name for name, actor in run.actors.items()}
         try:
-            first, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            ended, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             # Ranks that miss another one fail within moments, but Ray takes longer to find that a node is lost.
-            later = (await asyncio.wait(others, timeout=_OTHERS_END_S))[0] if others else set()
+            deadline = time.monotonic() + _OTHERS_END_S
+            while others and not _has_lost(ended) and (left := deadline - time.monotonic()) > 0:
+                more, others = await asyncio.wait(others, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                ended |= more
         except asyncio.CancelledError:
             await self._end(run)
             raise
         finally:
             for each in ends:
                 each.cancel()
-        cause = min((*first, *later), key=lambda each: _rank_as_cause(each.result()))
+        cause = min(ended, key=lambda each: _rank_as_cause(each.result()))
         return ends[cause], cause.result()
 
     async def _end(self, run: _Run) -> None:
@@ -208,6 +211,10 @@ async def _end_of(actor: Actor) -> Ended | Lost:
     except RayActorError as error:
         return Lost(reason=_first_line(error))
     return ended
+
+
+def _has_lost(ended: set[asyncio.Task[Ended | Lost]]) -> bool:
+    return any(isinstance(each.result(), Lost) for each in ended)
 
 
 def _rank_as_cause(end: Ended | Lost) -> int:

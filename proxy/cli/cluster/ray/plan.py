@@ -55,33 +55,45 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
 
 
-def groups_of(
-    settings: Settings, *, config_file: Path, url: str, ranks: int | None, with_trainer: bool, keys: Mapping[str, str]
-) -> list[Group]:
-    """Return the groups of a configuration: its engines, and the trainer.
+class Placing(msgspec.Struct, frozen=True, kw_only=True):
+    """What to place for a configuration.
 
     `url` is the proxy's address, `ranks` the number of processes that the trainer's configuration asks for (None: any
-    number), `keys` the variables with the keys. Raises Refused if Ray would start another number of ranks, or for an
-    engine that is not started here.
+    number), `keys` the variables with the keys. Raises Refused for an engine that is not started here.
     """
-    check_engine(settings, "Ray")
-    groups = [
-        engine_group(settings, number, config_file, url, keys) for number in range(1, settings.engine.replicas + 1)
-    ]
-    if with_trainer:
-        groups.append(_trainer_group(settings, config_file, url, ranks, keys))
-    return groups
 
+    settings: Settings
+    config_file: Path
+    url: str
+    ranks: int | None
+    with_trainer: bool
+    keys: Mapping[str, str]
 
-def engine_group(settings: Settings, number: int, config_file: Path, url: str, keys: Mapping[str, str]) -> Group:
-    """Return the group of one engine. `number` counts from 1 and is part of the engine's name."""
-    ray = settings.ray
-    name = f"{settings.run.name}-ray-{number}"
-    gpus = gpus_of_engine(settings, ray)
-    serve = [*serve_arguments(name, config_file, url), "--drain-seconds", str(ray.stop_seconds)]
-    bundle = _bundle(ray.engine_cpus, gpus, ray.engine_memory_gib, ray.engine_resources)
-    member = Member(name=name, arguments=tuple(serve), cpus=ray.engine_cpus, gpus=gpus)
-    return Group(name=name, bundles=(bundle,), members=(member,), environment=_environment(keys, ADMIN_KEY))
+    def __post_init__(self) -> None:
+        check_engine(self.settings, "Ray")
+
+    def groups(self) -> list[Group]:
+        """Return the configured number of engines, and the trainer. Raises Refused, as `trainer` does."""
+        engines = [self.engine(number) for number in range(1, self.settings.engine.replicas + 1)]
+        trainer = self.trainer()
+        return engines if trainer is None else [*engines, trainer]
+
+    def engine(self, number: int) -> Group:
+        """Return the group of one engine. `number` counts from 1 and is part of the engine's name."""
+        settings, ray = self.settings, self.settings.ray
+        name = f"{settings.run.name}-ray-{number}"
+        gpus = gpus_of_engine(settings, ray)
+        serve = [*serve_arguments(name, self.config_file, self.url), "--drain-seconds", str(ray.stop_seconds)]
+        bundle = _bundle(ray.engine_cpus, gpus, ray.engine_memory_gib, ray.engine_resources)
+        member = Member(name=name, arguments=tuple(serve), cpus=ray.engine_cpus, gpus=gpus)
+        environment = _environment(self.keys, ADMIN_KEY)
+        return Group(name=name, bundles=(bundle,), members=(member,), environment=environment)
+
+    def trainer(self) -> Group | None:
+        """Return the group of the trainer's ranks. Raises Refused if Ray would start another number of ranks."""
+        if not self.with_trainer:
+            return None
+        return _trainer_group(self.settings, self.config_file, self.url, self.ranks, self.keys)
 
 
 def _trainer_group(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import ray
 from rich.console import Console
 
 from proxy.cli.cluster.hosting import say
+from proxy.cli.cluster.ray.fleet import Fleet
 from proxy.cli.cluster.ray.groups import PlacedGroup
 from proxy.cli.cluster.ray.plan import Group
+from proxy.cli.cluster.ray.scaling import LoadRule, WantedEngines
 from proxy.cli.console import Refused
+from proxy.cli.operations import Operations
 from proxy.cli.signals import end_on_signals
-from proxy.settings.ray import RaySettings
+from proxy.settings import Settings
 
 NAMESPACE = "base-rl"
 """Ray's namespace of all actors of base-rl."""
@@ -36,37 +39,50 @@ def connect(address: str) -> None:
         ) from error
 
 
-async def run_groups(groups: Sequence[Group], settings: RaySettings, address: str, out: Console) -> int:
-    """Keep the groups running, and end them in order at the first signal. Return the exit status.
+async def run_fleet(
+    settings: Settings,
+    *,
+    engine: Callable[[int], Group],
+    trainer: Group | None,
+    operations: Operations,
+    address: str,
+    out: Console,
+) -> None:
+    """Keep engines and trainer running on the cluster at `address`, and end them in order at the first signal.
+    `engine` returns the group of the engine with a number.
 
     Raises PartFailed and Refused, as `PlacedGroup.run` does, after the other groups have been ended.
     """
     connect(address)
     # After Ray, which sets handlers of its own.
     end_on_signals()
-    tasks = [
-        asyncio.create_task(
-            PlacedGroup(
-                group,
-                directory=str(Path.cwd()),
-                stop_seconds=settings.stop_seconds,
-                max_restarts=settings.max_restarts,
-                say=say,
-            ).run(),
-            name=group.name,
-        )
-        for group in groups
-    ]
+
+    async def keep(group: Group) -> None:
+        await PlacedGroup(
+            group,
+            directory=str(Path.cwd()),
+            stop_seconds=settings.ray.stop_seconds,
+            max_restarts=settings.ray.max_restarts,
+            say=say,
+        ).run()
+
+    fleet = Fleet(
+        engine=engine,
+        trainer=trainer,
+        keep=keep,
+        rule=LoadRule(settings.ray),
+        wanted=WantedEngines(settings.server.data_dir, settings.run.name),
+        rows=operations.engines,
+        say=say,
+    )
+    running = asyncio.ensure_future(fleet.run(settings.engine.replicas))
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait([running])
     except asyncio.CancelledError:
         out.print("ending: engines drain, the trainer gives its claims back … (Ctrl-C again: at once)")
+        running.cancel()
+        await asyncio.wait([running])
         raise
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         ray.shutdown()
-    for task in done:
-        task.result()
-    return 0
+    running.result()

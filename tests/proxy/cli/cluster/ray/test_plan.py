@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.cluster.ray.plan import Group, groups_of
+from proxy.cli.cluster.ray.plan import Group, Placing
 from proxy.cli.console import Refused
 from proxy.settings import ConfigurationError, load_settings
 
@@ -28,15 +28,15 @@ def groups(
         "run": {"name": "shop", "model": "somewhere"},
         "ray": ray,
     }
-    found = groups_of(
-        load_settings(None, overrides),
+    placing = Placing(
+        settings=load_settings(None, overrides),
         config_file=place / "run.toml",
         url="http://head:8080",
         ranks=ranks,
         with_trainer=with_trainer,
         keys=KEYS,
     )
-    return {group.name: group for group in found}
+    return {group.name: group for group in placing.groups()}
 
 
 def test_one_group_for_each_engine_and_one_for_all_ranks(tmp_path: Path) -> None:
