@@ -67,8 +67,8 @@ test-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## training on a CUDA device: skipped 
 test-slurm: setup-dev  ## a run under a real slurmctld with two nodes on this machine; two minutes (as root, needs slurm-wlm and munge)
 	BASE_RL_REQUIRE_SLURM=1 $(PYTEST) -m slurm
 
-test-ray: setup-dev  ## a run on a real Ray cluster of several nodes on this machine, in an environment of its own; a minute
-	$(PYTEST) -m ray --timeout 1200
+test-ray: setup-dev  ## a run on a real Ray cluster of several nodes on this machine, in an environment of its own; two minutes (SHORT=1: only that it survives lost nodes)
+	$(PYTEST) -m ray $(if $(SHORT),-k survives) --timeout 1200
 
 test-images: setup-dev  ## the images built without Docker, and the services of docker-compose.yml run in them by crun; minutes (as root, needs mmdebstrap, buildah, crun; IMAGES_BUILD_OPTIONS="…": more options for buildah)
 	BASE_RL_REQUIRE_IMAGES=1 $(PYTEST) -m images -s

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,13 +53,19 @@ class Up:
         until(lambda: words in self._log.read_text(), f"it says {words!r}", self.report, self.process)
 
     def rank(self, number: int) -> psutil.Process:
-        """Return the process of a rank of the trainer."""
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or []  # None once it has ended
-            is_ours = words[1:3] == ["-m", "trainer"] and str(self._run.config) in words
-            if is_ours and process.environ()["RANK"] == str(number):
-                return process
-        raise AssertionError(f"no rank {number} runs:\n{self.report()}")
+        """Return the process of a rank of the trainer, once there is one."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            for process in psutil.process_iter(["cmdline"]):
+                words = process.info["cmdline"] or []  # None once it has ended
+                is_ours = words[1:3] == ["-m", "trainer"] and str(self._run.config) in words
+                if is_ours and process.environ()["RANK"] == str(number):
+                    found.append(process)
+            return bool(found)
+
+        until(is_there, f"rank {number} runs", self.report, self.process)
+        return found[0]
 
     def until_version(self, number: int) -> None:
         until(lambda: self._run.head() == number, f"version {number}", self.report, self.process)
@@ -71,7 +78,7 @@ class Up:
 @contextmanager
 def up(cluster: RayCluster, run: Outside, *options: str, **variables: str) -> Iterator[Up]:
     command = ["-m", "proxy.cli", "up", "--ray", cluster.address, "--config", str(run.config), *options]
-    log = run.directory / "up.log"
+    log = run.directory / f"up-{time.monotonic_ns()}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [cluster.python, *command],
@@ -141,3 +148,23 @@ def test_a_run_survives_lost_and_removed_nodes(cluster: RayCluster, tmp_path: Pa
         assert placed.process.wait(60) == 128 + signal.SIGTERM, placed.report()
         assert run.engines() == {}, "the engine was drained and left the pool"
         run.assert_trained_once(3 * GROUP)
+
+
+def test_actors_end_with_the_command_and_a_wrong_configuration_ends_it(cluster: RayCluster, tmp_path: Path) -> None:
+    cluster.add("both", CPU=2, engines=1, ranks=1)
+    with outside(tmp_path, SETTINGS.replace("trainer_nodes = 2", "trainer_nodes = 1")) as run:
+        with up(cluster, run) as placed:
+            until(lambda: len(cluster.actors()) == 2, "both are placed", placed.report, placed.process)
+            rank = placed.rank(0)
+            with up(cluster, run) as second:
+                assert second.process.wait(120) == 1
+                assert "the cluster has an actor calculator-" in second.report()
+            placed.process.kill()
+            placed.process.wait(60)
+            until(lambda: not cluster.actors(), "the actors end", placed.report)
+            until(lambda: not rank.is_running(), "and their processes", placed.report)
+        with up(cluster, run, BASE_RL_TRAINER__DEVICE="cuda") as wrong:
+            assert wrong.process.wait(120) == 1
+            assert "calculator-trainer-0 cannot run with this configuration" in wrong.report()
+            assert "torch finds no CUDA device" in wrong.report()
+            until(lambda: not cluster.actors(), "the engine ended as well", wrong.report)

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 import ray
 from ray.exceptions import ActorAlreadyExistsError, RayActorError, RayTaskError
+from ray.util import list_named_actors
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -24,7 +25,7 @@ from proxy.cli.supervisor import WRONG_CONFIGURATION, PartFailed
 # Longer than Ray needs to place a group if there is room for it.
 _SAY_WAITING_S = 10.0
 # Longer than Ray needs to forget the name of a killed actor.
-_NAME_FREE_S = 30.0
+_NAME_FREE_S = 15.0
 _NAME_POLL_S = 0.2
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 # For an engine, after its calls: to leave the pool and to end its process.
@@ -96,6 +97,8 @@ class PlacedGroup:
 
     async def _live(self, run: _Run) -> tuple[str, Ended | Lost]:
         """Place the group, start its processes, and return the first end of one. The others are then killed."""
+        # Before the placement group: without room for a second one, it would wait for the first one's end.
+        await _until_free(self._group.members)
         # Names of placement groups are free only some time after their removal, so each has a name of its own.
         placed = placement_group(
             [dict(bundle) for bundle in self._group.bundles],
@@ -131,7 +134,7 @@ class PlacedGroup:
         """Create the actors and start their processes. Raises RayActorError for an actor that is lost meanwhile."""
         group = self._group
         for member in group.members:
-            run.actors[member.name] = await _created(member, placed)
+            run.actors[member.name] = _created(member, placed)
         places: list[Place] = await asyncio.gather(
             *(_result(actor.find_place.remote()) for actor in run.actors.values())
         )
@@ -178,7 +181,16 @@ class PlacedGroup:
             )
 
 
-async def _created(member: Member, placed: PlacementGroup) -> Actor:
+async def _until_free(members: Sequence[Member]) -> None:
+    """Wait until no actor has the name of a member. Raises Refused if another driver's has."""
+    deadline = time.monotonic() + _NAME_FREE_S
+    while taken := {member.name for member in members} & set(list_named_actors()):
+        if time.monotonic() > deadline:
+            raise _is_taken(min(taken))
+        await asyncio.sleep(_NAME_POLL_S)
+
+
+def _created(member: Member, placed: PlacementGroup) -> Actor:
     """Create an actor. Raises Refused if another driver has one of its name."""
     make = ray.remote(NodeProcess).options(
         name=member.name,
@@ -192,17 +204,17 @@ async def _created(member: Member, placed: PlacementGroup) -> Actor:
             placement_group=placed, placement_group_bundle_index=member.bundle
         ),
     )
-    deadline = time.monotonic() + _NAME_FREE_S
-    while True:
-        try:
-            return make.remote(member.name)
-        except ActorAlreadyExistsError as error:
-            if time.monotonic() > deadline:
-                raise Refused(
-                    f"the cluster has an actor {member.name} already: another `base-rl up --ray` runs for this run;"
-                    " end it, or name the run differently"
-                ) from error
-        await asyncio.sleep(_NAME_POLL_S)
+    try:
+        return make.remote(member.name)
+    except ActorAlreadyExistsError as error:
+        raise _is_taken(member.name) from error
+
+
+def _is_taken(name: str) -> Refused:
+    return Refused(
+        f"the cluster has an actor {name} already: another `base-rl up --ray` runs for this run; end it, or name the"
+        " run differently"
+    )
 
 
 async def _end_of(actor: Actor) -> Ended | Lost:
