@@ -103,7 +103,8 @@ demo-sglang: setup sglang-cpu  ## the demo on the real SGLang
 trace-call: setup-dev  ## one chat completion traced: the files of its trunk in order, and how many calls it makes
 	@$(BIN)/python -m scripts.trace_call
 
-example: setup  ## one example learns on its tiny model, within three minutes (NAME=calculator; SEED=n)
+# `assistant` needs the anthropic SDK, which the environment of `make demo` does not have.
+example: $(if $(filter assistant,$(NAME)),setup-dev,setup)  ## one example learns on its tiny model, within three minutes (NAME=calculator; SEED=n)
 	$(if $(NAME),,$(error name an example: make example NAME=calculator; the others are the folders of agents_examples))
 	$(BIN)/python -m benchmarks.examples $(NAME) --seed $(SEED)
 

@@ -50,24 +50,29 @@ def main() -> int:
     seeds = (options.seed or 0,) if alone else SEEDS
     if options.short:
         bounds = replace(bounds, attempts=SHORT_ATTEMPTS)
+    runs: dict[str, list[Measured]] = {}
     try:
-        runs = {name: [_run(name, seed, bounds) for seed in seeds] for name in options.names or known}
+        for name in options.names or known:
+            for seed in seeds:
+                for part, measured in _run(name, seed, bounds).items():
+                    runs.setdefault(part, []).append(measured)
     except ExampleFailed as error:
         raise SystemExit(f"error: {error}") from error
     return 0 if alone else _write({name: {**figures(own), "machine": describe()} for name, own in runs.items()})
 
 
-def _run(name: str, seed: int, bounds: Bounds) -> Measured:
+def _run(name: str, seed: int, bounds: Bounds) -> dict[str, Measured]:
     """Run an example and print its figures."""
     print(f"{name}, seed {seed}: at most {bounds.seconds:g} seconds", flush=True)
-    measured = run(name, seed=seed, bounds=bounds)
-    print(
-        f"{name}, seed {seed}: mean reward of the first {WINDOW} attempts {measured.first:.2f}, of the last "
-        f"{measured.last:.2f}; {len(measured.rewards)} attempts in {measured.seconds:.0f} s, "
-        f"{measured.failed_calls} failed calls\n",
-        flush=True,
-    )
-    return measured
+    parts = run(name, seed=seed, bounds=bounds)
+    for part, measured in parts.items():
+        print(
+            f"{part}, seed {seed}: mean reward of the first {WINDOW} attempts {measured.first:.2f}, of the last "
+            f"{measured.last:.2f}; {len(measured.rewards)} attempts in {measured.seconds:.0f} s, "
+            f"{measured.failed_calls} failed calls\n",
+            flush=True,
+        )
+    return parts
 
 
 def _write(measured: dict[str, Any]) -> int:

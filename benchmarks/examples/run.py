@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -11,11 +12,12 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agents_examples import __file__ as _package
+from benchmarks.examples.ledger import Ledger, client_of, make_key
 from proxy.cli.addresses import random_free_port
 from proxy.cli.supervisor import die_with_parent
 
@@ -24,6 +26,9 @@ WINDOW = 128
 """First and last rewards are means over this many attempts."""
 
 _NEEDED = ("agent.py", "reward.py", "tasks.jsonl", "config.toml", "checkpoint")
+_MEASURES = {"debate": "sound"}
+"""The entry of the ledger that is measured instead of the reward, of examples whose reward is relative: of two sides
+that learn, at most one wins, however well both argue."""
 _CONCURRENCY = 64
 _ATTEMPT_SECONDS = 30
 _READY_SECONDS = 90.0
@@ -70,8 +75,9 @@ def names() -> list[str]:
     return sorted(folder.name for folder in EXAMPLES.iterdir() if all((folder / name).exists() for name in _NEEDED))
 
 
-def run(name: str, *, seed: int, bounds: Bounds) -> Measured:
-    """Run an example in a data directory of its own, which is emptied first. Raise ExampleFailed."""
+def run(name: str, *, seed: int, bounds: Bounds) -> dict[str, Measured]:
+    """Run an example in a data directory of its own, which is emptied first, and return what was measured: under the
+    example's name, and for each further run of its configuration under `NAME-RUN`. Raise ExampleFailed."""
     folder, directory = EXAMPLES / name, Path(".base-rl") / "examples" / f"{name}-{seed}"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -79,9 +85,11 @@ def run(name: str, *, seed: int, bounds: Bounds) -> Measured:
     with _stack(folder, directory, seed):
         rewards, failed = _attempt(folder, directory, seed, bounds, until=began + bounds.seconds)
         seconds = time.monotonic() - began
-    if not rewards:
+    if not all(rewards.values()):
         raise ExampleFailed(f"{name}: no attempt ended with a reward; see {directory}")
-    return Measured(rewards=tuple(rewards), failed_calls=failed, seconds=seconds)
+    return {
+        part: Measured(rewards=tuple(found), failed_calls=failed, seconds=seconds) for part, found in rewards.items()
+    }
 
 
 @contextlib.contextmanager
@@ -105,25 +113,63 @@ def _stack(folder: Path, directory: Path, seed: int) -> Iterator[None]:
 
 def _attempt(
     folder: Path, directory: Path, seed: int, bounds: Bounds, *, until: float
-) -> tuple[Sequence[float], int]:
-    """Let the agent attempt the tasks until a bound is reached. Return the rewards and the number of failed
-    attempts."""
+) -> tuple[dict[str, list[float]], int]:
+    """Let the agent attempt the tasks until a bound is reached. Return what was measured of each part, and the number
+    of failed attempts.
+
+    Of an example with a function `evaluate` beside `reward`, the trained attempts have no rewards of their own. Then
+    half of the attempts are evaluations, which `evaluate` scores and nobody trains; theirs are measured.
+    """
+    purposes = ["reward", "evaluate"] if is_evaluated(folder.name) else ["reward"]
+    journals = [directory / f"{purpose}.jsonl" for purpose in purposes]
+    others = tomllib.loads((folder / "config.toml").read_text()).get("runs", {})
+    keys = {f"{other.upper()}_API_KEY": make_key(directory, other) for other in others}
+    parts = _parts(folder.name, directory, journals[-1], others)
+    with contextlib.ExitStack() as running:
+        processes = [
+            running.enter_context(
+                _started(_command(folder, directory, seed, purpose, journal, len(purposes)), None, keys)
+            )
+            for purpose, journal in zip(purposes, journals, strict=True)
+        ]
+        while True:
+            rewards = {part: read() for part, read in parts.items()}
+            failed = sum(read_journal(journal)[1] for journal in journals)
+            if (
+                all(reached(found, bounds) for found in rewards.values())
+                or min(map(len, rewards.values())) + failed >= bounds.attempts
+                or time.monotonic() > until
+            ):
+                return rewards, failed
+            for process in processes:
+                if process.poll() is not None:
+                    raise ExampleFailed(f"base-rl attempts ended with status {process.returncode}")
+            time.sleep(_LOOK_SECONDS)
+
+
+def _parts(name: str, directory: Path, journal: Path, others: Iterable[str]) -> dict[str, Callable[[], list[float]]]:
+    """Return how to read what is measured of each part: the rewards in the journal, or entries of the ledger."""
+    if name not in _MEASURES:
+        return {name: lambda: read_journal(journal)[0]}
+    runs = {name: name, **{f"{name}-{other}": other for other in others}}
+    client = client_of(directory)
+    return {part: Ledger(client, run_name, _MEASURES[name]).read for part, run_name in runs.items()}
+
+
+def is_evaluated(name: str) -> bool:
+    """Return whether an example measures attempts that are not trained."""
+    return hasattr(importlib.import_module(f"agents_examples.{name}.reward"), "evaluate")
+
+
+def _command(folder: Path, directory: Path, seed: int, purpose: str, journal: Path, commands: int) -> Sequence[str]:
+    """Return one of several commands that make attempts without end. The function `purpose` scores them."""
     run_name = tomllib.loads((folder / "config.toml").read_text())["run"]["name"]
     module = f"agents_examples.{folder.name}"
-    journal = directory / "attempts.jsonl"
     command = [sys.executable, "-m", "proxy.cli", "attempts", run_name, "--tasks", str(folder / "tasks.jsonl")]
-    command += ["--function", f"{module}.agent:attempt", "--reward", f"{module}.reward:reward"]
-    command += ["--passes", "0", "--shuffle", str(seed), "--concurrency", str(_CONCURRENCY)]
+    command += ["--function", f"{module}.agent:attempt", "--reward", f"{module}.reward:{purpose}"]
+    command += ["--passes", "0", "--shuffle", str(seed), "--concurrency", str(_CONCURRENCY // commands)]
     command += ["--timeout", str(_ATTEMPT_SECONDS), "--journal", str(journal), "--data-dir", str(directory)]
-    with _started(command, None) as process:
-        while True:
-            rewards, failed = read_journal(journal)
-            if reached(rewards, bounds) or len(rewards) + failed >= bounds.attempts or time.monotonic() > until:
-                break
-            if process.poll() is not None:
-                raise ExampleFailed(f"base-rl attempts ended with status {process.returncode}")
-            time.sleep(_LOOK_SECONDS)
-    return read_journal(journal)
+    return [*command, "--eval", "--group-size", "1"] if purpose == "evaluate" else command
 
 
 def read_journal(path: Path) -> tuple[list[float], int]:
@@ -141,14 +187,16 @@ def reached(rewards: Sequence[float], bounds: Bounds) -> bool:
 
 
 @contextlib.contextmanager
-def _started(command: Sequence[str], output: object) -> Iterator[subprocess.Popen[bytes]]:
+def _started(
+    command: Sequence[str], output: object, variables: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program, and at the end of the block end it, by force after half a minute."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=output,  # type: ignore[call-overload]
         stderr=subprocess.STDOUT if output is not None else None,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})},
         start_new_session=True,
         preexec_fn=die_with_parent(),  # noqa: PLW1509  this process has no other threads
     )

@@ -122,6 +122,8 @@ def _configuration(text: str, run: str, model: str) -> str:
     for line in text.splitlines():
         if re.match(r'name\s*=\s*"', line) and given in line:
             lines += [f"name = {json.dumps(run)}", f"model = {json.dumps(model)}"]
+        elif line == f"[trainer.runs.{given}]":
+            lines.append(f"[trainer.runs.{json.dumps(run)}]")
         else:
             lines.append(line)
     return "\n".join(lines) + "\n"
