@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
 
@@ -168,3 +171,29 @@ def test_actors_end_with_the_command_and_a_wrong_configuration_ends_it(cluster: 
             assert "calculator-trainer-0 cannot run with this configuration" in wrong.report()
             assert "torch finds no CUDA device" in wrong.report()
             until(lambda: not cluster.actors(), "the engine ended as well", wrong.report)
+
+
+def test_the_number_of_engines_follows_the_load(cluster: RayCluster, tmp_path: Path) -> None:
+    more = "max_engines = 2\ncalls_per_engine = 2\nidle_seconds = 3\n"
+    cluster.add("engines", CPU=2, engines=2)
+    with outside(tmp_path, SETTINGS + more) as run, up(cluster, run, "--no-trainer") as placed:
+        placed.until_serving()
+        load = threading.Event()
+
+        def call() -> None:
+            with httpx.Client(base_url=run.url, timeout=60) as client:
+                while not load.is_set():
+                    run_key = {"authorization": f"Bearer {run.keys.run_key}"}
+                    body = {"model": "calculator", "messages": [{"role": "user", "content": "2 + 2"}]}
+                    assert client.post("/v1/chat/completions", json=body, headers=run_key).is_success
+
+        with ThreadPoolExecutor(8) as callers:
+            calling = [callers.submit(call) for _ in range(8)]
+            try:
+                until(lambda: states(run) == ["ready", "ready"], "a second engine", placed.report, placed.process)
+            finally:
+                load.set()
+            for each in calling:
+                each.result()
+        until(lambda: list(run.engines()) == ["calculator-ray-1"], "one is left", placed.report, placed.process)
+        placed.until_said("calculator-ray-2 drains and is removed: no call for 3 s")
