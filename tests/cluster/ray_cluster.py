@@ -65,6 +65,10 @@ class RayCluster:
         """Kill everything that runs on a node, as if its machine were gone."""
         self._ask("lose", name)
 
+    def lose_raylet(self, name: str) -> None:
+        """Kill the processes of Ray on a node, and not the actors."""
+        self._ask("lose raylet", name)
+
     def remove(self, name: str) -> None:
         """End a node as `ray stop` does."""
         self._ask("remove", name)

@@ -1,7 +1,8 @@
 """`python -m tests.cluster.ray_nodes`: a Ray cluster on this machine whose nodes come and go as standard input says.
 
 Each line is a command in JSON, answered by a line in JSON: `["add", NAME, RESOURCES]`, `["lose", NAME]` (its
-processes are killed, as when a machine is lost), `["remove", NAME]` (it leaves, as by `ray stop`), `["actors"]` (the
+processes are killed, as when a machine is lost), `["lose raylet", NAME]` (Ray's processes alone are killed),
+`["remove", NAME]` (it leaves, as by `ray stop`), `["actors"]` (the
 names of the living ones). The first answer has the cluster's address and the directory of its logs. The cluster ends
 with the input.
 """
@@ -58,9 +59,10 @@ def serve(commands: Any, answers: Any) -> None:
                         num_cpus=cpus, resources=resources, object_store_memory=_STORE_BYTES
                     )
                     answer(name)
-                elif verb == "lose":
+                elif verb in ("lose", "lose raylet"):
                     node = nodes.pop(words[0])
-                    _kill(node)
+                    if verb == "lose":
+                        _kill(node)
                     cluster.remove_node(node, allow_graceful=False)
                     answer(words[0])
                 elif verb == "remove":

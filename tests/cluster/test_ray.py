@@ -104,6 +104,12 @@ def scale(run: Outside, engines: int) -> None:
     subprocess.run([sys.executable, *command, *place], check=True, timeout=60)
 
 
+def engine_processes(run: Outside) -> list[psutil.Process]:
+    """Return the processes of `base-rl engines serve`."""
+    found = ((process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+    return [process for process, words in found if "serve" in words and str(run.config) in words]
+
+
 def states(run: Outside) -> list[str]:
     return [row["state"] for row in run.engines().values()]
 
@@ -127,11 +133,13 @@ def test_a_run_survives_lost_and_removed_nodes(cluster: RayCluster, tmp_path: Pa
         placed.until_said("calculator-trainer is placed again")
         assert run.head() == 1, "the step was lost"
 
-        # The engine's node is lost, and new ones come.
-        cluster.lose("e1")
+        # The engine's node is lost to Ray, and new ones come.
+        (engine,) = engine_processes(run)
+        cluster.lose_raylet("e1")
         cluster.add("t3", CPU=1, ranks=1)
         placed.until_version(2)
         placed.until_said("calculator-ray-1 is placed again")
+        until(lambda: not engine.is_running(), "the engine of the lost node ended", placed.report)
         cluster.add("e2", CPU=2, engines=2)
         placed.until_serving()
 

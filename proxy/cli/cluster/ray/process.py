@@ -25,6 +25,7 @@ _TAIL_LINES = 15
 _NOT_STARTED = 127  # as a shell reports a program that it cannot start
 # The output's end follows that of the process at once, unless a process of another group holds it open.
 _OUTPUT_SECONDS = 2.0
+_RAYLET_POLL_S = 1.0
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +43,15 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeProcess:
-    """Runs one process at most. The process is killed by the kernel if the actor dies."""
+    """Runs one process at most, which dies with the actor, and with the raylet that started the actor: Ray leaves an
+    actor alone whose raylet is gone, while the driver places another one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._process: subprocess.Popen[bytes] | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._ended = threading.Event()
+        self._raylet = os.getppid()
         self._status = _NOT_STARTED
 
     def __repr__(self) -> str:
@@ -105,12 +108,20 @@ class NodeProcess:
         assert process.stdout is not None
         reader = threading.Thread(target=self._pass_on, args=(process.stdout,), daemon=True)
         reader.start()
-        status = process.wait()
+        status = self._wait_with_raylet(process)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # processes that it left behind
         reader.join(_OUTPUT_SECONDS)
         self._status = status if status >= 0 else 128 - status
         self._ended.set()
+
+    def _wait_with_raylet(self, process: subprocess.Popen[bytes]) -> int:
+        while True:
+            try:
+                return process.wait(_RAYLET_POLL_S)
+            except subprocess.TimeoutExpired:
+                if os.getppid() != self._raylet:
+                    os._exit(1)  # the kernel kills the process
 
     def _pass_on(self, output: IO[bytes]) -> None:
         with output:

@@ -72,6 +72,23 @@ def test_the_process_dies_with_its_actor() -> None:
     until_gone(child.pid)
 
 
+def test_the_process_dies_with_the_raylet_of_its_actor() -> None:
+    """A program that starts the actor stands for the raylet."""
+    program = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]).wait()"
+    raylet = subprocess.Popen(
+        [sys.executable, "-c", program, ACTOR, WAITS], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert raylet.stdout is not None
+        assert raylet.stdout.readline() == "here\n"
+        actor, child = psutil.Process(raylet.pid).children(recursive=True)
+    finally:
+        raylet.kill()
+        raylet.communicate(timeout=60)
+    until_gone(actor.pid)
+    until_gone(child.pid)
+
+
 def until_gone(process: int) -> None:
     """Wait until a process has ended, even if nobody has asked for its status."""
     deadline = time.monotonic() + 60
