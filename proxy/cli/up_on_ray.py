@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +18,8 @@ from proxy.cli.operations import Operations
 from proxy.cli.trainer_process import resolved_by_trainer
 from proxy.cli.up import UpOptions
 from proxy.settings import load_settings
+
+_CONNECT_SECONDS = 10.0
 
 
 async def run_up_on_ray(address: str, options: UpOptions, out: Console) -> int:
@@ -54,6 +57,7 @@ async def run_up_on_ray(address: str, options: UpOptions, out: Console) -> int:
     async with Operations(url, keys[ADMIN_KEY]) as operations:
         # An address or a key that is wrong is said here, not in the logs of the nodes.
         await operations.engines()
+        await asyncio.to_thread(_check_address, address)
         from proxy.cli.cluster.ray.up import run_fleet
 
         await run_fleet(
@@ -75,3 +79,22 @@ def _the_file(options: UpOptions) -> Path:
         without = f" instead of {', '.join(given)}" if given else ""
         raise Refused(f"--ray: the nodes read a configuration file; name it with --config{without}")
     return options.config
+
+
+def _check_address(address: str) -> None:
+    """Raise Refused for an address at which there is no cluster: Ray itself would try for minutes."""
+    if address.startswith("ray://"):
+        raise Refused(
+            f"--ray {address}: Ray Client is not supported; run this on a node of the cluster with --ray auto, or by"
+            " `ray job submit`"
+        )
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return  # `auto`, or an address that Ray refuses at once
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise Refused(
+            f"no Ray cluster at {address} ({error}): start one with `ray start --head`, or name the address that `ray"
+            " status` has"
+        ) from error

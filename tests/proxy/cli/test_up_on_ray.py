@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +30,10 @@ def configuration(place: Path, server: str = "") -> Path:
     return place / "run.toml"
 
 
-async def up(config: Path | None, **options: Any) -> str:
+async def up(config: Path | None, address: str = "auto", **options: Any) -> str:
     out = Console(file=io.StringIO(), width=300)
     given: dict[str, Any] = {"overrides": {}, "trainer": False, "seed": None, "dry_run": False} | options
-    assert await run_up_on_ray("auto", UpOptions(config=config, **given), out) == 0
+    assert await run_up_on_ray(address, UpOptions(config=config, **given), out) == 0
     text: str = out.file.getvalue()  # type: ignore[attr-defined]
     return text
 
@@ -77,3 +81,44 @@ async def test_a_proxy_that_is_away_is_named_before_anything_is_placed(
     monkeypatch.setattr("proxy.cli.up_on_ray.require_extras", lambda *_: None)
     with pytest.raises(ProxyUnreachable, match=r"127\.0\.0\.1:9"):
         await up(configuration(tmp_path, 'public_url = "http://127.0.0.1:9"'))
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:9", r"no Ray cluster at 127\.0\.0\.1:9 \(.*refused.*\): start one"),
+        ("127.0.0.1:99999", r"no Ray cluster at 127\.0\.0\.1:99999"),
+        ("ray://head:10001", "Ray Client is not supported"),
+    ],
+)
+async def test_an_address_without_a_cluster_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, reason: str
+) -> None:
+    load_or_make(tmp_path / "data")
+    monkeypatch.setattr("proxy.cli.up_on_ray.require_extras", lambda *_: None)
+    with served() as url, pytest.raises(Refused, match=reason):
+        await up(configuration(tmp_path, f'public_url = "{url}"'), address)
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """Serve an empty pool of engines, as a proxy does."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.end_headers()
+            self.wfile.write(b'{"engines": []}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

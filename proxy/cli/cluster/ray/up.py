@@ -25,11 +25,6 @@ NAMESPACE = "base-rl"
 
 def connect(address: str) -> None:
     """Connect this process to the cluster at an address of `ray.init`. Raises Refused with Ray's reason."""
-    if address.startswith("ray://"):
-        raise Refused(
-            f"--ray {address}: Ray Client is not supported; run this on a node of the cluster with --ray auto, or by"
-            " `ray job submit`"
-        )
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="WARNING")
     except (ConnectionError, RuntimeError, ValueError) as error:
