@@ -58,11 +58,12 @@ class Stack:
     """A running base-rl. `url` is without `/v1`."""
 
     url: str
+    run: str
     run_key: str
     admin: httpx.Client
 
     def session_ids(self) -> set[str]:
-        listed = self.admin.get(f"/api/v1/runs/{RUN}/sessions", params={"limit": 200}).raise_for_status().json()
+        listed = self.admin.get(f"/api/v1/runs/{self.run}/sessions", params={"limit": 200}).raise_for_status().json()
         return {session["id"] for session in listed["sessions"]}
 
     def session(self, session_id: str) -> Recorded:
@@ -71,19 +72,19 @@ class Stack:
 
 
 @contextmanager
-def running_stack(data_dir: Path) -> Iterator[Stack]:
+def running_stack(data_dir: Path, *, run: str = RUN, script: Path = SCRIPT) -> Iterator[Stack]:
     """Run `base-rl up` with the scripted engine on free ports, until the block ends. Images are replaced by `[image]`
     (for llm-comply)."""
     keys = load_or_make(data_dir)
     log = (data_dir / "up.log").open("w")
-    command = [sys.executable, "-m", "proxy.cli", "up", "--engine", "scripted", "--script", str(SCRIPT)]
-    command += ["--run", RUN, "--port", "0", "--data-dir", str(data_dir)]
+    command = [sys.executable, "-m", "proxy.cli", "up", "--engine", "scripted", "--script", str(script)]
+    command += ["--run", run, "--port", "0", "--data-dir", str(data_dir)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "BASE_RL_RUN__IMAGES": "name"}
     process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
         url = _address(data_dir, process)
         with httpx.Client(base_url=url, headers={"authorization": f"Bearer {keys.admin_key}"}, timeout=30) as admin:
-            yield Stack(url=url, run_key=keys.run_key, admin=admin)
+            yield Stack(url=url, run=run, run_key=keys.run_key, admin=admin)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=30)
