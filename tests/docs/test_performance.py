@@ -192,6 +192,24 @@ def test_many_runs() -> None:
     assert f"on {measured['machine']['date']}" in " ".join(text.split())
 
 
+def test_traffic_without_groups() -> None:
+    measured = result("ungrouped.json")
+    questions = {"new": "new_questions", "recurring": "recurring_questions"}
+    compared = {
+        "the running mean": "running_mean",
+        "the mean of the first message": "first_message",
+        "shadow answers to a tenth of the calls": "shadow_0.1",
+        "shadow answers to all calls": "shadow_1.0",
+    }
+    text = sections(PAGE)["Learning from traffic without groups"]
+    assert rows(text) == [
+        [kind, words, ", ".join(map(str, measured[key][condition]["steps_to_090"]))]
+        for kind, key in questions.items()
+        for words, condition in compared.items()
+    ]
+    assert measured["machine"]["processor"] in text
+
+
 def test_words() -> None:
     if not (ROOT / "benchmarks" / "results" / "feedback.json").exists():
         assert "Learning from words" not in sections(PAGE), "figures without a result file"
