@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LARGEST_TERM = 9
-_EQUATION = re.compile(r"(\d) \+ (\d) = (\d{1,3})")
+_EQUATION = re.compile(r"(\d+) \+ (\d+) = (\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class Motion:
 
 def is_sound(own: Sum, statement: str) -> bool:
     """Return whether a statement works out the side's own sum, rightly, and makes no other claim of that form."""
-    claimed = [tuple(map(int, found)) for found in _EQUATION.findall(statement)]
-    return claimed == [(own.a, own.b, own.result)]
+    claimed = _EQUATION.findall(statement)
+    return claimed == [(str(own.a), str(own.b), str(own.result))]
 
 
 def winner(motion: Motion, opening: str, reply: str) -> int | None:

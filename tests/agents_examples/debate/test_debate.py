@@ -41,6 +41,7 @@ async def test_the_replying_side_hears_the_opening_one() -> None:
         (OTHER_SOUND, False),
         (f"{SOUND}, {SOUND}", False),
         (f"{SOUND}, and 4 + 9 = 3", False),
+        ("17 + 8 = 15", False),
         ("15", False),
         ("", False),
         ("7 + 8 = 1500000", False),
