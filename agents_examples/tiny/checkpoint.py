@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from agents_examples.tiny.vocabulary import empty_tokenizer, render, train_tokenizer
+from agents_examples.tiny.vocabulary import LARGEST_VOCABULARY, empty_tokenizer, render, train_tokenizer
 
 LEARNING_RATE = 3e-3
 WARM_UP_STEPS = 30
@@ -60,6 +60,7 @@ class Recipe:
     stages: Sequence[Stage]
     batch: int = 48
     tokenizer_conversations: int = 1000
+    largest_vocabulary: int = LARGEST_VOCABULARY
     positions: int = 2048
 
 
@@ -80,7 +81,8 @@ def make_checkpoint(recipe: Recipe, directory: Path, *, seed: int) -> Qwen3ForCa
     rng = random.Random(seed)
     plain = empty_tokenizer()
     corpus = recipe.stages[-1].demonstrate(rng, recipe.tokenizer_conversations)
-    tokenizer = train_tokenizer(render(plain, one.messages, tools=one.tools) for one in corpus)
+    rendered = (render(plain, one.messages, tools=one.tools) for one in corpus)
+    tokenizer = train_tokenizer(rendered, largest_vocabulary=recipe.largest_vocabulary)
     model = build_model(tokenizer, positions=recipe.positions)
     tokens = len(encode(tokenizer, recipe.stages[0].demonstrate(rng, 1)[0]).ids)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, {tokens} a conversation")

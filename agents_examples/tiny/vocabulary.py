@@ -35,7 +35,9 @@ def empty_tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer([])
 
 
-def train_tokenizer(corpus: Iterable[str]) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    corpus: Iterable[str], *, largest_vocabulary: int = LARGEST_VOCABULARY
+) -> PreTrainedTokenizerFast:
     """Learn the merges from rendered conversations. Special tokens are never part of a merge."""
     special = re.compile("|".join(re.escape(token) for token in CONTROL_TOKENS + TAG_TOKENS))
     bpe = Tokenizer(models.BPE())
@@ -47,7 +49,7 @@ def train_tokenizer(corpus: Iterable[str]) -> PreTrainedTokenizerFast:
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=LARGEST_VOCABULARY - len(CONTROL_TOKENS) - len(TAG_TOKENS),
+        vocab_size=largest_vocabulary - len(CONTROL_TOKENS) - len(TAG_TOKENS),
         min_frequency=2,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

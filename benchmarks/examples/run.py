@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents_examples import __file__ as _package
+from benchmarks.examples.environment import NotInstalled, interpreter_for
 from benchmarks.examples.ledger import Ledger, client_of, make_key
 from proxy.cli.addresses import random_free_port
 from proxy.cli.supervisor import die_with_parent
@@ -81,9 +82,13 @@ def run(name: str, *, seed: int, bounds: Bounds) -> dict[str, Measured]:
     folder, directory = EXAMPLES / name, Path(".base-rl") / "examples" / f"{name}-{seed}"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
+    try:
+        python = interpreter_for(folder)
+    except NotInstalled as error:
+        raise ExampleFailed(f"{name}: its packages cannot be installed: {error}") from error
     began = time.monotonic()
     with _stack(folder, directory, seed):
-        rewards, failed = _attempt(folder, directory, seed, bounds, until=began + bounds.seconds)
+        rewards, failed = _attempt(python, folder, directory, seed, bounds, until=began + bounds.seconds)
         seconds = time.monotonic() - began
     if not all(rewards.values()):
         raise ExampleFailed(f"{name}: no attempt ended with a reward; see {directory}")
@@ -112,7 +117,7 @@ def _stack(folder: Path, directory: Path, seed: int) -> Iterator[None]:
 
 
 def _attempt(
-    folder: Path, directory: Path, seed: int, bounds: Bounds, *, until: float
+    python: str, folder: Path, directory: Path, seed: int, bounds: Bounds, *, until: float
 ) -> tuple[dict[str, list[float]], int]:
     """Let the agent attempt the tasks until a bound is reached. Return what was measured of each part, and the number
     of failed attempts.
@@ -128,7 +133,7 @@ def _attempt(
     with contextlib.ExitStack() as running:
         processes = [
             running.enter_context(
-                _started(_command(folder, directory, seed, purpose, journal, len(purposes)), None, keys)
+                _started([python, *_command(folder, directory, seed, purpose, journal, len(purposes))], None, keys)
             )
             for purpose, journal in zip(purposes, journals, strict=True)
         ]
@@ -162,10 +167,11 @@ def is_evaluated(name: str) -> bool:
 
 
 def _command(folder: Path, directory: Path, seed: int, purpose: str, journal: Path, commands: int) -> Sequence[str]:
-    """Return one of several commands that make attempts without end. The function `purpose` scores them."""
+    """Return the arguments of Python for one of several commands that make attempts without end. The function
+    `purpose` scores them."""
     run_name = tomllib.loads((folder / "config.toml").read_text())["run"]["name"]
     module = f"agents_examples.{folder.name}"
-    command = [sys.executable, "-m", "proxy.cli", "attempts", run_name, "--tasks", str(folder / "tasks.jsonl")]
+    command = ["-m", "proxy.cli", "attempts", run_name, "--tasks", str(folder / "tasks.jsonl")]
     command += ["--function", f"{module}.agent:attempt", "--reward", f"{module}.reward:{purpose}"]
     command += ["--passes", "0", "--shuffle", str(seed), "--concurrency", str(_CONCURRENCY // commands)]
     command += ["--timeout", str(_ATTEMPT_SECONDS), "--journal", str(journal), "--data-dir", str(directory)]

@@ -14,11 +14,14 @@ from proxy.cli.console import Refused
 TINY = "tiny"
 """The model that belongs to the example."""
 
-_AGENT_FILES = ("agent.py", "tasks.py", "tools.py", "reward.py")
+_AGENT_FILES = ("agent.py", "tasks.py", "tools.py", "customer.py", "reward.py")
 _SHARED = "sandbox"
 """A module of `agents_examples` that several examples import."""
+_DATA_FILES = ("tasks.jsonl", "requirements.txt")
 _NEEDED = ("agent.py", "reward.py", "tasks.jsonl", "config.toml", "checkpoint", "README.md")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+_INSTALL = "pip install -r requirements.txt"
 
 _README = """# {run}
 
@@ -32,8 +35,7 @@ Made by `base-rl init` from the example `{example}`.
 | `config.toml` | the run |
 
 ```bash
-{up}
-{attempts}
+{commands}
 ```
 
 The admin page, whose address `base-rl up` prints, shows whether the reward rises. An agent in another language is a
@@ -76,30 +78,33 @@ def make_folder(folder: Path, *, example: str, run: str, model: str) -> list[str
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     source = _root() / example
-    _copy_modules(source, partial)
-    shutil.copy(source / "tasks.jsonl", partial / "tasks.jsonl")
+    _copy_agent(source, partial)
     if model == TINY:
         shutil.copytree(source / "checkpoint", partial / "checkpoint")
     place = "checkpoint" if model == TINY else str(Path(model).expanduser().resolve()) if looks_like_path else model
     (partial / "config.toml").write_text(_configuration((source / "config.toml").read_text(), run, place))
     attempts = f"base-rl attempts {run} --tasks tasks.jsonl --function agent.py:attempt --reward reward.py:reward"
-    commands = [f"cd {folder}", "base-rl up --config config.toml", f"{attempts} --passes 0"]
-    (partial / "README.md").write_text(
-        _README.format(run=run, example=example, up=f"{commands[1]}    # in one terminal", attempts=commands[2])
-    )
+    up = "base-rl up --config config.toml"
+    install = [_INSTALL] if (partial / "requirements.txt").exists() else []
+    commands = [f"cd {folder}", *install, up, f"{attempts} --passes 0"]
+    block = "\n".join([*install, f"{up}    # in one terminal", commands[-1]])
+    (partial / "README.md").write_text(_README.format(run=run, example=example, commands=block))
     if folder.exists():
         folder.rmdir()
     partial.rename(folder)
     return commands
 
 
-def _copy_modules(source: Path, folder: Path) -> None:
-    """Copy an example's own modules, and the shared module if they import it."""
+def _copy_agent(source: Path, folder: Path) -> None:
+    """Copy an example's own modules and data, and the shared module if they import it."""
     modules = [source / name for name in _AGENT_FILES if (source / name).exists()]
     if any(f"from agents_examples.{_SHARED} import" in module.read_text() for module in modules):
         modules.append(source.parent / f"{_SHARED}.py")
     for module in modules:
         (folder / module.name).write_text(_standing_alone(module.read_text(), source.name))
+    for name in _DATA_FILES:
+        if (source / name).exists():
+            shutil.copy(source / name, folder / name)
 
 
 def _root() -> Path:

@@ -53,14 +53,17 @@ class ScriptedServer:
         self._refuse_sessions = refuse_sessions
         self._keys: dict[str, str] = {}
 
-    def client(self) -> AsyncOpenAI:
+    def app(self) -> Starlette:
         routes = [
             Route("/v1/chat/completions", self._complete, methods=["POST"]),
             Route("/v1/sessions", self._open, methods=["POST"]),
             Route("/v1/sessions/{id}/end", self._end, methods=["POST"]),
             Route("/v1/feedback", self._reward, methods=["POST"]),
         ]
-        transport = httpx2.ASGITransport(app=Starlette(routes=routes))
+        return Starlette(routes=routes)
+
+    def client(self) -> AsyncOpenAI:
+        transport = httpx2.ASGITransport(app=self.app())
         return AsyncOpenAI(
             base_url=ADDRESS, api_key=RUN_KEY, max_retries=0, http_client=httpx2.AsyncClient(transport=transport)
         )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from tests.proxy.overview.site import Site
 
@@ -23,7 +23,7 @@ async def serving(site: Site) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def serving_app(app: FastAPI) -> AsyncIterator[str]:
+async def serving_app(app: Starlette) -> AsyncIterator[str]:
     """Yield the address of an application that has been started."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", ws="none")
     server = uvicorn.Server(config)
