@@ -7,6 +7,8 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 SEED ?= 0
 ENGINE ?= embedded
+# Of a suite with a short form: cases that it leaves out.
+LESS = $(if $(SHORT), and not exhaustive)
 PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm test-ray test-helm \
@@ -58,8 +60,8 @@ test-fuzz: setup-dev  ## every endpoint with 300 odd requests a kind; minutes (F
 test-browser: setup-dev  ## the admin page in Chromium (needs /usr/bin/chromium)
 	BASE_RL_REQUIRE_BROWSER=1 $(PYTEST) -m browser
 
-test-ranks: setup-dev  ## every way of dividing a model among processes on gloo, and going on in another; minutes
-	$(PYTEST) -m "archon or ranks"
+test-ranks: setup-dev  ## every way of dividing a model among processes on gloo, and going on in another; minutes (SHORT=1: without layouts that others contain)
+	$(PYTEST) -m "archon$(LESS) or ranks$(LESS)"
 
 test-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## training on a CUDA device: skipped without one (GPU_PYTHON=an interpreter that has all it needs)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu --confcutdir tests/gpu tests/gpu
@@ -79,8 +81,8 @@ test-helm: setup-dev  ## the Helm chart rendered by Helm, in an environment of i
 test-end-to-end: setup-dev  ## whole processes: kills, restarts, learning; minutes
 	$(PYTEST) -m end_to_end
 
-test-clients: setup-dev  ## real agents and SDKs, each in an environment of its own, following their pages of docs/agents
-	$(PYTEST) -m clients --timeout 1200
+test-clients: setup-dev  ## real agents and SDKs, each in an environment of its own, following their pages of docs/agents (SHORT=1: the example coding by one agent)
+	$(PYTEST) -m "clients$(LESS)" --timeout 1200
 
 test-docs: setup-dev  ## README and docs followed as they are written: every command, in order; two minutes
 	$(PYTEST) -m pages

@@ -35,7 +35,7 @@ def alone(checkpoint: Path) -> Any:
     return made
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}], ids=["kept", "computed_again"])
 def test_two_updates_equal_those_of_one_process(
     checkpoint: Path, alone: Any, size: int, changes: dict[str, Any]
@@ -47,7 +47,7 @@ def test_two_updates_equal_those_of_one_process(
     compare(together(size, divided, checkpoint, settings), wanted)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 def test_sharded_bfloat16_is_as_accurate_as_whole(checkpoint: Path, alone: Any, size: int) -> None:
     """The first update equals that of one process in bfloat16 with the same rows. Later ones differ slightly, because
     values round differently."""

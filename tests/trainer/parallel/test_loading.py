@@ -86,10 +86,10 @@ def _kilobytes(field: str) -> int:
     ("size", "options"),
     [
         (2, {"backend": "fsdp"}),
-        (4, {"backend": "fsdp"}),
+        pytest.param(4, {"backend": "fsdp"}, marks=pytest.mark.exhaustive),
         (2, {"backend": "fsdp", "adapter": {"rank": 4}}),
-        (2, {"layout": "d2"}),
-        (2, {"layout": "t2"}),
+        pytest.param(2, {"layout": "d2"}, marks=pytest.mark.exhaustive),
+        pytest.param(2, {"layout": "t2"}, marks=pytest.mark.exhaustive),
         (2, {"layout": "p2"}),
         (4, {"layout": "d2t2"}),
         (4, {"layout": "c4"}),

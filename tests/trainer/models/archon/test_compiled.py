@@ -23,7 +23,7 @@ FEW_GRAPHS: dict[str, Any] = {
 """No reference, whose weights are frozen, and always one row: each would be two graphs more, and seconds each."""
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_compiled_layers_make_the_steps_of_uncompiled_ones(checkpoint: Any, checkpointing: bool) -> None:
     settings = settings_of(compile=True, activation_checkpointing=checkpointing, **FEW_GRAPHS)
     found = two_updates(checkpoint("qwen3"), settings, ALONE)
@@ -35,7 +35,13 @@ def test_compiled_layers_make_the_steps_of_uncompiled_ones(checkpoint: Any, chec
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"), [("qwen3", "d2"), ("qwen3", "t2"), ("qwen3_moe", "c2e2"), ("qwen3", "p2")]
+    ("name", "layout"),
+    [
+        pytest.param("qwen3", "d2", marks=pytest.mark.exhaustive),
+        ("qwen3", "t2"),
+        ("qwen3_moe", "c2e2"),
+        ("qwen3", "p2"),
+    ],
 )
 def test_divided_models_are_compiled_too(checkpoint: Any, name: str, layout: str) -> None:
     settings = settings_of(compile=True, layout=layout, **FEW_GRAPHS)
