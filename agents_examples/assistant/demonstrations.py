@@ -11,7 +11,7 @@ from typing import Any
 
 from agents_examples.assistant.agent import NOTED, REMIND, TRIES
 from agents_examples.assistant.tasks import LATEST_HOUR, NEVER_MIND, THANKS, Errand, Reminder, random_errand
-from agents_examples.tiny.checkpoint import Conversation, Recipe, Stage
+from agents_examples.tiny.checkpoint import Conversation, Recipe, Stage, stage_of_habits
 from agents_examples.tiny.habits import draw_habits
 
 Message = dict[str, Any]
@@ -117,9 +117,6 @@ def recipe(*, right_steps: int = 300, mediocre_steps: int = 130) -> Recipe:
     return Recipe(
         stages=[
             Stage(steps=right_steps, demonstrate=lambda rng, count: [right(rng) for _ in range(count)]),
-            Stage(
-                steps=mediocre_steps,
-                demonstrate=lambda rng, count: [mediocre(habit, rng) for habit in draw_habits(rng, MEDIOCRE, count)],
-            ),
+            stage_of_habits(MEDIOCRE, mediocre_steps, mediocre),
         ]
     )

@@ -9,8 +9,7 @@ from typing import Any
 
 from agents_examples.countdown.tasks import Puzzle, expressions, random_puzzle, value_of
 from agents_examples.countdown.tools import PYTHON_TOOL
-from agents_examples.tiny.checkpoint import Conversation, Recipe, Stage
-from agents_examples.tiny.habits import draw_habits
+from agents_examples.tiny.checkpoint import Conversation, Recipe, stage_of_habits
 
 Message = dict[str, Any]
 
@@ -76,19 +75,12 @@ def _calls(code: str) -> Message:
     return {"role": "assistant", "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}
 
 
-def demonstrate(rng: random.Random, mixture: Mixture, count: int) -> list[Conversation]:
-    """Return conversations about random puzzles, in which the number of every habit follows its share to within
-    one."""
-    return [
-        Conversation(messages=conversation(random_puzzle(rng), habit, rng), tools=[dict(PYTHON_TOOL)])
-        for habit in draw_habits(rng, mixture, count)
-    ]
+def demonstration(habit: Habit, rng: random.Random) -> Conversation:
+    """Return a conversation about a random puzzle."""
+    return Conversation(messages=conversation(random_puzzle(rng), habit, rng), tools=[dict(PYTHON_TOOL)])
 
 
 def recipe(*, right_steps: int = 250, mediocre_steps: int = 80) -> Recipe:
     """Return the recipe of the checkpoint."""
-
-    def stage(mixture: Mixture, steps: int) -> Stage:
-        return Stage(steps=steps, demonstrate=lambda rng, count: demonstrate(rng, mixture, count))
-
-    return Recipe(stages=[stage(ALL_RIGHT, right_steps), stage(MEDIOCRE, mediocre_steps)])
+    right, mediocre = (ALL_RIGHT, right_steps), (MEDIOCRE, mediocre_steps)
+    return Recipe(stages=[stage_of_habits(mixture, steps, demonstration) for mixture, steps in (right, mediocre)])

@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from agents_examples.debate.agent import heard, instruction
 from agents_examples.debate.tasks import LARGEST_TERM, Sum, random_motion
-from agents_examples.tiny.checkpoint import Conversation, Recipe, Stage
-from agents_examples.tiny.habits import draw_habits
+from agents_examples.tiny.checkpoint import Conversation, Recipe, stage_of_habits
 
 
 class Habit(StrEnum):
@@ -49,11 +48,5 @@ def demonstration(habit: Habit, rng: random.Random) -> Conversation:
 
 def recipe(*, right_steps: int = 450, mediocre_steps: int = 150) -> Recipe:
     """Return the recipe of the checkpoint, which both sides begin with."""
-    return Recipe(stages=[_stage(ALL_RIGHT, right_steps), _stage(MEDIOCRE, mediocre_steps)])
-
-
-def _stage(mixture: Mixture, steps: int) -> Stage:
-    return Stage(
-        steps=steps,
-        demonstrate=lambda rng, count: [demonstration(habit, rng) for habit in draw_habits(rng, mixture, count)],
-    )
+    right, mediocre = (ALL_RIGHT, right_steps), (MEDIOCRE, mediocre_steps)
+    return Recipe(stages=[stage_of_habits(mixture, steps, demonstration) for mixture, steps in (right, mediocre)])

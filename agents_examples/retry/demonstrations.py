@@ -8,7 +8,7 @@ from typing import Any
 
 from agents_examples.retry.agent import TRIES, feedback, last_number
 from agents_examples.retry.tasks import LARGEST_TERM, Sum, random_sum
-from agents_examples.tiny.checkpoint import Conversation, Recipe, Stage
+from agents_examples.tiny.checkpoint import Conversation, Recipe, Stage, stage_of_habits
 from agents_examples.tiny.habits import draw_habits
 
 Message = dict[str, Any]
@@ -80,9 +80,6 @@ def recipe(*, right_steps: int = 400, mediocre_steps: int = 150) -> Recipe:
     return Recipe(
         stages=[
             Stage(steps=right_steps, demonstrate=lambda rng, count: [right(rng) for _ in range(count)]),
-            Stage(
-                steps=mediocre_steps,
-                demonstrate=lambda rng, count: [mediocre(habit, rng) for habit in draw_habits(rng, MEDIOCRE, count)],
-            ),
+            stage_of_habits(MEDIOCRE, mediocre_steps, mediocre),
         ]
     )

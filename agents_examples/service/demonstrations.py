@@ -10,8 +10,7 @@ from typing import Any
 from agents_examples.service.customer import Customer
 from agents_examples.service.tasks import Case, Request, random_request
 from agents_examples.service.tools import POLICY
-from agents_examples.tiny.checkpoint import Conversation, Recipe, Stage
-from agents_examples.tiny.habits import draw_habits
+from agents_examples.tiny.checkpoint import Conversation, Recipe, stage_of_habits
 
 Message = dict[str, Any]
 
@@ -122,21 +121,15 @@ def _call(messages: list[Message], name: str, arguments: dict[str, Any], result:
     messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 
 
-def demonstrate(rng: random.Random, mixture: Mixture, count: int) -> list[Conversation]:
-    """Return conversations about random requests, in which the number of every habit follows its share to within
-    one."""
-    return [
-        Conversation(messages=conversation(random_request(rng), habit), tools=TOOLS)
-        for habit in draw_habits(rng, mixture, count)
-    ]
+def demonstration(habit: Habit, rng: random.Random) -> Conversation:
+    """Return a conversation about a random request."""
+    return Conversation(messages=conversation(random_request(rng), habit), tools=TOOLS)
 
 
 def recipe(*, right_steps: int = 300, mediocre_steps: int = 120) -> Recipe:
     """Return the recipe of the checkpoint."""
-
-    def stage(mixture: Mixture, steps: int) -> Stage:
-        return Stage(steps=steps, demonstrate=lambda rng, count: demonstrate(rng, mixture, count))
-
+    right, mediocre = (ALL_RIGHT, right_steps), (MEDIOCRE, mediocre_steps)
     return Recipe(
-        stages=[stage(ALL_RIGHT, right_steps), stage(MEDIOCRE, mediocre_steps)], largest_vocabulary=LARGEST_VOCABULARY
+        stages=[stage_of_habits(mixture, steps, demonstration) for mixture, steps in (right, mediocre)],
+        largest_vocabulary=LARGEST_VOCABULARY,
     )

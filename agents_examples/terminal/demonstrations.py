@@ -10,8 +10,7 @@ from typing import Any
 from agents_examples.terminal.agent import INSTRUCTION
 from agents_examples.terminal.tasks import Job, Kind, random_job
 from agents_examples.terminal.tools import BASH_TOOL
-from agents_examples.tiny.checkpoint import Conversation, Recipe, Stage
-from agents_examples.tiny.habits import draw_habits
+from agents_examples.tiny.checkpoint import Conversation, Recipe, stage_of_habits
 
 Message = dict[str, Any]
 
@@ -84,18 +83,12 @@ def _command(command: str, printed: str) -> list[Message]:
     ]
 
 
-def demonstrate(rng: random.Random, mixture: Mixture, count: int) -> list[Conversation]:
-    """Return conversations about random jobs, in which the number of every habit follows its share to within one."""
-    return [
-        Conversation(messages=conversation(random_job(rng), habit), tools=[dict(BASH_TOOL)])
-        for habit in draw_habits(rng, mixture, count)
-    ]
+def demonstration(habit: Habit, rng: random.Random) -> Conversation:
+    """Return a conversation about a random job."""
+    return Conversation(messages=conversation(random_job(rng), habit), tools=[dict(BASH_TOOL)])
 
 
 def recipe(*, right_steps: int = 180, mediocre_steps: int = 150) -> Recipe:
     """Return the recipe of the checkpoint."""
-
-    def stage(mixture: Mixture, steps: int) -> Stage:
-        return Stage(steps=steps, demonstrate=lambda rng, count: demonstrate(rng, mixture, count))
-
-    return Recipe(stages=[stage(ALL_RIGHT, right_steps), stage(MEDIOCRE, mediocre_steps)])
+    right, mediocre = (ALL_RIGHT, right_steps), (MEDIOCRE, mediocre_steps)
+    return Recipe(stages=[stage_of_habits(mixture, steps, demonstration) for mixture, steps in (right, mediocre)])

@@ -23,6 +23,7 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from agents_examples.tiny.habits import Habit, draw_habits
 from agents_examples.tiny.vocabulary import LARGEST_VOCABULARY, empty_tokenizer, render, train_tokenizer
 
 LEARNING_RATE = 3e-3
@@ -51,6 +52,17 @@ class Stage:
 
     steps: int
     demonstrate: Demonstrate
+
+
+def stage_of_habits(
+    mixture: Mapping[Habit, float], steps: int, demonstration: Callable[[Habit, random.Random], Conversation]
+) -> Stage:
+    """Return a stage in which the number of every habit follows its share of the mixture to within one.
+    `demonstration` makes a conversation of a habit."""
+    return Stage(
+        steps=steps,
+        demonstrate=lambda rng, count: [demonstration(habit, rng) for habit in draw_habits(rng, mixture, count)],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
