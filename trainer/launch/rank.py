@@ -12,23 +12,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from trainer.runtime.restarts import Restarts
-
-RESTARTS_VARIABLE = "BASE_RL_TRAINER_RESTARTS"
 
 
 def join_restarts(rank: str) -> Restarts | None:
     """Return the messages in the directory that the environment names, if it names one. The first rank grants what
     the ranks before asked for: the others read the bound after they have joined it."""
-    if (name := os.environ.get(RESTARTS_VARIABLE)) is None:
-        return None
-    directory = Path(name)
-    directory.mkdir(parents=True, exist_ok=True)
-    restarts = Restarts(directory)
-    if rank == "0":
-        restarts.begin_again()
+    if (restarts := Restarts.of_launcher()) is not None:
+        restarts.make_directory()
+        if rank == "0":
+            restarts.begin_again()
     return restarts
 
 

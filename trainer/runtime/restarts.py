@@ -24,7 +24,8 @@ _Message = TypeVar("_Message", bound=msgspec.Struct)
 STATUS = 75
 """Exit status of a rank that asks the launcher to start all ranks again."""
 
-_DIRECTORY, _LAUNCHER = "BASE_RL_TRAINER_RESTARTS", "BASE_RL_TRAINER_LAUNCHER"
+DIRECTORY_VARIABLE = "BASE_RL_TRAINER_RESTARTS"
+_LAUNCHER = "BASE_RL_TRAINER_LAUNCHER"
 _REQUEST, _GRANTED, _REPORT = "asked", "granted-", "words"
 _PR_SET_PDEATHSIG = 1
 
@@ -54,13 +55,17 @@ class Restarts:
     @staticmethod
     def of_launcher() -> Restarts | None:
         """Return the messages of this process's launcher; None if no launcher would start it again."""
-        directory = os.environ.get(_DIRECTORY)
+        directory = os.environ.get(DIRECTORY_VARIABLE)
         return None if directory is None else Restarts(Path(directory))
 
     def set_environment(self) -> None:
         """Set the directory in the environment of processes that are started from now on."""
-        os.environ[_DIRECTORY] = str(self._directory)
+        os.environ[DIRECTORY_VARIABLE] = str(self._directory)
         os.environ[_LAUNCHER] = str(os.getpid())
+
+    def make_directory(self) -> None:
+        """Make the directory if it does not exist."""
+        self._directory.mkdir(parents=True, exist_ok=True)
 
     def request(self, bound: SmallerBound) -> None:
         """Ask for all ranks to be started again. Only the first request counts: other ranks that ask at the same

@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainer.launch.rank import RESTARTS_VARIABLE
-from trainer.runtime.restarts import EndReport, Restarts, SmallerBound
+from trainer.runtime.restarts import DIRECTORY_VARIABLE, EndReport, Restarts, SmallerBound
 
 PROGRAM = "import sys; from trainer.launch.rank import main; main(sys.argv[2:], sys.argv[1])"
 BOUND = SmallerBound(run="shop", version=3, max_tokens_per_microbatch=64)
@@ -16,7 +15,7 @@ BOUND = SmallerBound(run="shop", version=3, max_tokens_per_microbatch=64)
 
 def run_rank(rank: int, directory: Path | None = None) -> tuple[int, str]:
     """Run a rank to its end; return its process id and its output."""
-    variables = {} if directory is None else {RESTARTS_VARIABLE: str(directory)}
+    variables = {} if directory is None else {DIRECTORY_VARIABLE: str(directory)}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "tests.trainer.launch.words_and_pid", "one", "two"],
         env={**os.environ, **variables, "RANK": str(rank)},
