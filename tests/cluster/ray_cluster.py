@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.own_environment import Install, own_environment
+
 ROOT = Path(__file__).parents[2]
 _CONSTRAINTS = Path(__file__).parent / "constraints" / "ray.txt"
-_INSTALL_SECONDS = 900
 
 
 def ray_python() -> Path:
@@ -23,27 +21,13 @@ def ray_python() -> Path:
     environment of development: it is large, and only its own suite needs it."""
     # The packages of this environment come by their paths, so that torch is not installed again.
     paths = [path for path in sys.path if path and Path(path).is_dir()]
-    pins = _CONSTRAINTS.read_text()
-    digest = hashlib.sha256(f"{pins}\n{paths}\n{sys.version}".encode()).hexdigest()[:12]
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    root = Path(base) / "base-rl" / "ray" / digest
-    root.mkdir(parents=True, exist_ok=True)
-    python = root / "venv" / "bin" / "python"
-    with (root / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (root / ".ready").is_file():
-            _run([sys.executable, "-m", "venv", str(root / "venv")])
-            site = next((root / "venv" / "lib").glob("python3*/site-packages"))
-            (site / "packages-of-base-rl.pth").write_text("\n".join(paths))
-            pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-            _run([*pip, "-c", str(ROOT / "constraints.txt"), "-r", str(_CONSTRAINTS)])
-            (root / ".ready").touch()
-    return python
 
+    def fill(venv: Path, install: Install) -> None:
+        site = next((venv / "lib").glob("python3*/site-packages"))
+        (site / "packages-of-base-rl.pth").write_text("\n".join(paths))
+        install("-c", str(ROOT / "constraints.txt"), "-r", str(_CONSTRAINTS))
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False)
-    assert done.returncode == 0, f"{command}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return own_environment("ray", f"{_CONSTRAINTS.read_text()}\n{paths}", fill) / "bin" / "python"
 
 
 class RayCluster:

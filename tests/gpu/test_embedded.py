@@ -22,26 +22,13 @@ from proxy.engines.embedded.model import ServedModel
 from proxy.engines.embedded.scheduler import Scheduler
 from proxy.engines.embedded.weights import checksums, read_directory
 from proxy.engines.embedded.wire import SamplingRules
+from tests.engines.embedded.test_sampling import rules
 from tests.trainer.models.archon.shapes import save_random
 
 pytestmark = pytest.mark.gpu
 
 PROMPTS = [[(11 * index + 3 * step) % 60 + 1 for step in range(3 + 4 * index)] for index in range(12)]
-GREEDY = SamplingRules(
-    max_new_tokens=24,
-    greedy=True,
-    temperature=1.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    seed=None,
-    logit_bias=(),
-    stop=(),
-    stop_token_ids=frozenset(),
-    ignore_eos=True,
-)
+GREEDY = rules(greedy=True, max_new_tokens=24, ignore_eos=True)
 SAMPLED = msgspec.structs.replace(GREEDY, greedy=False, temperature=0.7)
 EXACTNESS = 2e-4
 """Largest difference of log-probabilities in float32 between the two devices."""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import importlib
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.own_environment import own_environment
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm"
 CONSTRAINTS = Path(__file__).parent / "constraints.txt"
-_INSTALL_SECONDS = 900
 _SECONDS = 120
 yaml: Any = importlib.import_module("yaml")
 
@@ -33,18 +31,9 @@ Render = Callable[[Mapping[str, Any]], str]
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """Return the folder of the environment's programs: `helm` and `kubernetes-validate`."""
-    digest = hashlib.sha256(f"{CONSTRAINTS.read_text()}\n{sys.version}".encode()).hexdigest()[:12]
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "base-rl" / "helm" / digest
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / ".lock").open("w") as lock:
-        # Two test processes must not install into it at the same time.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (root / ".ready").is_file():
-            subprocess.run([sys.executable, "-m", "venv", root / "venv"], check=True, timeout=_INSTALL_SECONDS)
-            pip = [str(root / "venv/bin/pip"), "install", "-q", "--disable-pip-version-check", "--no-deps"]
-            subprocess.run([*pip, "-r", str(CONSTRAINTS)], check=True, timeout=_INSTALL_SECONDS)
-            (root / ".ready").touch()
-    return root / "venv" / "bin"
+    pins = str(CONSTRAINTS)
+    venv = own_environment("helm", CONSTRAINTS.read_text(), lambda _, install: install("--no-deps", "-r", pins))
+    return venv / "bin"
 
 
 @pytest.fixture

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.own_environment import own_environment
+
 ROOT = Path(__file__).parents[2]
 # Packages that the sinks need besides their own; base-rl itself would install torch, which they do not use.
 BESIDES = ("pydantic", "structlog", "msgspec", "sqlalchemy", "alembic")
-_SECONDS = 900
 
 Drive = Callable[..., Any]
 """Function of (program in this folder, its arguments, environment variables) that returns the printed JSON."""
@@ -30,18 +28,12 @@ def python() -> Path:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     packages = [requirement for sink in ("wandb", "mlflow", "trackio") for requirement in extras[sink]]
     constraints = ROOT / "constraints.txt"
-    digest = hashlib.sha256(f"{packages}\n{constraints.read_text()}\n{sys.version}".encode()).hexdigest()[:12]
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    root = Path(base) / "base-rl" / "tracking" / digest
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (root / ".ready").is_file():
-            subprocess.run([sys.executable, "-m", "venv", root / "venv"], check=True, timeout=_SECONDS)
-            pip = [str(root / "venv/bin/pip"), "install", "-q", "--disable-pip-version-check", "-c", str(constraints)]
-            subprocess.run([*pip, *packages, *BESIDES], check=True, timeout=_SECONDS)
-            (root / ".ready").touch()
-    return root / "venv" / "bin" / "python"
+    venv = own_environment(
+        "tracking",
+        f"{packages}\n{constraints.read_text()}",
+        lambda _, install: install("-c", str(constraints), *packages, *BESIDES),
+    )
+    return venv / "bin" / "python"
 
 
 @pytest.fixture
