@@ -20,7 +20,7 @@ class RaySettings(PlacementSettings):
     max_engines: PositiveInt | None = None
     """Most engines. If it is set, engines are added while calls queue and removed when they are idle."""
     min_engines: PositiveInt = 1
-    """Fewest engines that idleness leaves."""
+    """Number of engines below which idle ones are not removed."""
     calls_per_engine: PositiveInt = 64
     """Calls under way per engine above which, after ten seconds, another one is added."""
     idle_seconds: PositiveFloat = 300.0

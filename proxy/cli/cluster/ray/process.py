@@ -75,7 +75,7 @@ class NodeProcess:
         ).start()
 
     def wait(self) -> Ended:
-        """Return how the process ended, once it has."""
+        """Wait for the end of the process, and return how it ended."""
         self._ended.wait()
         return Ended(status=self._status, tail="\n".join(self._tail))
 
