@@ -12,7 +12,7 @@ LESS = $(if $(SHORT), and not exhaustive)
 PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm test-ray test-helm \
-        sglang-cpu demo-sglang example examples bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-swap bench-feedback bench-gate bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-gpu chaos checkpoint clean trace-call
+        sglang-cpu demo-sglang example examples bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-swap bench-feedback bench-gate bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-partitions bench-gpu chaos checkpoint clean trace-call
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -163,6 +163,9 @@ bench-publish: setup  ## bytes, seconds and stall of a published version, 1M to 
 
 bench-scale: setup-dev  ## costs of calls with 1 and 2 workers of a proxy on PostgreSQL, and what follows for 1, 10 and 100 proxies -> benchmarks/results/scale.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.scale $(if $(SHORT),--short)
+
+bench-partitions: setup-dev  ## one table of turns beside one with a partition for each month, on PostgreSQL -> benchmarks/results/partitions.json (SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.scale.partitions $(if $(SHORT),--short)
 
 bench-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## a training step on a CUDA device, in the shape of Qwen3-0.6B -> benchmarks/results/gpu.json (SHORT=1: does it run?)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu $(if $(SHORT),--short)

@@ -17,7 +17,7 @@ from benchmarks.jobs import calls
 from benchmarks.learning import report as learning_report
 from benchmarks.learning.tasks import TASKS
 from benchmarks.mismatch import report as mismatch_report
-from benchmarks.pool import adapters, engines, fair
+from benchmarks.pool import adapters, engines, fair, swap
 from benchmarks.proxy import against, report
 from benchmarks.runs import report as runs_report
 from benchmarks.store import report as store_report
@@ -275,6 +275,20 @@ def test_the_adapter_swaps() -> None:
         [name, *row] for key, name in names.items() for row in target_rows(adapters.judged(measured[key]))
     ]
     assert f"processor: {measured['machine']['processor']}" in text
+
+
+def test_the_swaps_of_whole_weights() -> None:
+    measured = result("swap.json")
+    names = {"embedded": "the embedded engine", "sglang": "SGLang"}
+    text = sections(PAGE)["Swaps of whole weights"]
+    facts = ["swaps", "calls", "tokens", "turns_of_several_versions", "gap_p99_ms_without", "gap_added_p50_ms"]
+    facts += ["gap_added_p99_ms", "commit_to_served_p50_ms"]
+    assert rows(text) == [[name, *(str(measured[key][fact]) for fact in facts)] for key, name in names.items()] + [
+        [name, *row]
+        for key, name in names.items()
+        for row in target_rows(swap.judged(key, measured[key], times=True))
+    ]
+    assert f"processor: {measured['machine']['processor']}), on {measured['machine']['date']}" in text
 
 
 def test_engines_killed_under_streams() -> None:
