@@ -34,7 +34,17 @@ _When = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%
 
 def export(
     run: Annotated[str, typer.Argument(help="The run's name or id.")],
-    out_dir: Annotated[Path, typer.Option("--out", help="Folder to write, new or empty.")],
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Folder to write, new or empty.")] = None,
+    background: Annotated[
+        str | None,
+        typer.Option(
+            "--in-background",
+            metavar="NAME",
+            help="Instead of --out: a job of the proxy writes the file of this name to server.exports_dir or"
+            " server.exports_url, over restarts.",
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="With --in-background: wait until the file is written.")] = True,
     file_format: Annotated[
         FileFormat | None, typer.Option("--format", help="Default: parquet, which needs the extra `export`.")
     ] = None,
@@ -55,6 +65,7 @@ def export(
 ) -> None:
     """Write a run's sessions into a folder that `datasets.load_dataset` reads: messages, rewards, token ids.
 
+    With --in-background, the proxy writes one file to its own disk or object store, and goes on over restarts.
     With --preferences, write pairs of a preferred and a rejected answer with the token ids of both; --since and
     --until then bound the time at which the preference was stated.
     An interrupted export leaves no files.
@@ -67,36 +78,59 @@ def export(
         "purpose": purpose.value if purpose is not None else None,
         "state": state.value if state is not None else None,
     }
-    query = {key: value for key, value in wanted.items() if value is not None}
-    suffix = FileFormat.JSONL if preferences else FileFormat.PARQUET
+    query = {name: value for name, value in wanted.items() if value is not None}
 
     def write() -> int:
-        from proxy.cli.datasets import DatasetWriter
-        from proxy.transfer.parquet import ParquetNotInstalled, is_installed
+        if (out_dir is None) == (background is None):
+            raise Refused("name either a folder with --out, or an export with --in-background")
+        if preferences and (background is not None or query.keys() - {"since", "until"}):
+            raise Refused("--preferences goes with --out, --since and --until alone")
+        if preferences and file_format is FileFormat.PARQUET:
+            raise Refused("preferences are written as JSON lines")
+        place = where(data_dir, url, api_key)
+        if out_dir is not None:
+            _write(place, run, out_dir, file_format, query, preferences=preferences)
+            return 0
+        from proxy.cli.background_export import export_in_background
 
-        address, key = where(data_dir, url, api_key)
-        if preferences and (query.keys() - {"since", "until"} or file_format is FileFormat.PARQUET):
-            raise Refused("--preferences goes with --since and --until alone, and is written as JSON lines")
-        file_suffix = file_format or suffix
-        if file_suffix is FileFormat.PARQUET and not is_installed():
-            raise Refused(str(ParquetNotInstalled()))
-        writer = DatasetWriter(out_dir, suffix=file_suffix.value, preferences=preferences)
-        try:
-            what = "export/preferences" if preferences else "export"
-            asyncio.run(_export(address, key, f"/api/v1/runs/{run}/{what}", query, writer))
-            files = writer.finish(run)
-        except BaseException:
-            writer.abandon()
-            raise
-        out.print(
-            f"{writer.records} preferences in {len(files)} files below {out_dir}"
-            if preferences
-            else f"{writer.records} sessions with {writer.turns} turns in {len(files)} files below {out_dir}",
-            soft_wrap=True,
-        )
+        body = {"name": background, "format": (file_format or FileFormat.PARQUET).value, **query}
+        asyncio.run(export_in_background(*place, run, body, wait=wait))
         return 0
 
     finish(write)
+
+
+def _write(
+    place: tuple[str, str],
+    run: str,
+    folder: Path,
+    file_format: FileFormat | None,
+    query: dict[str, Any],
+    *,
+    preferences: bool,
+) -> None:
+    """Write an export from the proxy at `place` (address, key) into a folder, and print what it has. Raises Refused,
+    ProxyUnreachable."""
+    from proxy.cli.datasets import DatasetWriter
+    from proxy.transfer.parquet import ParquetNotInstalled, is_installed
+
+    suffix = file_format or (FileFormat.JSONL if preferences else FileFormat.PARQUET)
+    if suffix is FileFormat.PARQUET and not is_installed():
+        raise Refused(str(ParquetNotInstalled()))
+    writer = DatasetWriter(folder, suffix=suffix.value, preferences=preferences)
+    try:
+        what = "export/preferences" if preferences else "export"
+        asyncio.run(_export(*place, f"/api/v1/runs/{run}/{what}", query, writer))
+        files = writer.finish(run)
+    except BaseException:
+        writer.abandon()
+        raise
+    out.print(
+        f"{writer.records} preferences in {len(files)} files below {folder}"
+        if preferences
+        else f"{writer.records} sessions with {writer.turns} turns in {len(files)} files below {folder}",
+        soft_wrap=True,
+    )
 
 
 def import_sessions(

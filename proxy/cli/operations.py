@@ -163,6 +163,13 @@ class Operations:
         content = json.dumps(body).encode()
         return await self.send(f"{_path_of(run)}/versions/{change}", {}, content, label=f"versions of the run {run}")
 
+    async def begin_export(self, run: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin an export in the background."""
+        return await self.send(f"{_path_of(run)}/exports", {}, json.dumps(body).encode(), label="the export")
+
+    async def background_export(self, run: str, name: str) -> dict[str, Any]:
+        return await self.of_run(run, f"exports/{quote(name, safe='')}")
+
     async def keys(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return keys, newest first. `wanted` are the filters of GET /api/v1/keys."""
         return await self._list(f"/api/v1/keys?{urlencode(wanted)}", "keys")

@@ -98,8 +98,8 @@ async def test_preferences_out_and_in_again(site: Site, tmp_path: Path) -> None:
     told = await site.run("import", str(out), "--run", "policy", "--train", status=1)
     assert "holds preferences" in told
     wrong = ["export", "policy", "--preferences", "--out", str(tmp_path / "other")]
-    for words in (["--min-reward", "1"], ["--format", "parquet"]):
-        assert "JSON lines" in await site.run(*wrong, *words, status=1)
+    for words, said in ((["--min-reward", "1"], "--since and --until"), (["--format", "parquet"], "JSON lines")):
+        assert said in await site.run(*wrong, *words, status=1)
 
 
 async def test_an_export_that_is_interrupted_leaves_nothing_behind(site: Site, tmp_path: Path) -> None:

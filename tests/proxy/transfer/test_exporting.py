@@ -75,15 +75,18 @@ class Exports:
         leases = await self.runner.lease(found)
         return [end.value for end in await asyncio.gather(*(self.runner.start(lease) for lease in leases))]
 
-    @asynccontextmanager
-    async def client(self, kind: PrincipalKind = PrincipalKind.ADMIN) -> AsyncIterator[httpx.AsyncClient]:
+    def app(self) -> FastAPI:
         app = FastAPI()
         provide(app, self.store.credentials, self.store.runs, self.service)
         errors.install(app)
         add_routes(app, endpoints.router)
+        return app
+
+    @asynccontextmanager
+    async def client(self, kind: PrincipalKind = PrincipalKind.ADMIN) -> AsyncIterator[httpx.AsyncClient]:
         run_id = None if kind is PrincipalKind.ADMIN else self.store.run.id
         key = (await self.store.credentials.create(kind, run_id=run_id)).text
-        transport = httpx.ASGITransport(app=app)
+        transport = httpx.ASGITransport(app=self.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://t", headers=bearer(key)) as client:
             yield client
 
