@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.jobs.kinds import JobPostponed, Json, RunningJob
+from proxy.judges.budget import postpone_over_budget
 from proxy.judges.kinds import KINDS
 from proxy.judges.prompts import Prompts
 from proxy.judges.reader import open_reader, task_of
@@ -18,10 +19,6 @@ from proxy.judges.repository import JudgementRepository
 from proxy.judges.subjects import Judged, NotYet, Skipped, Subject
 from proxy.judges.tools import Tools
 from proxy.lifecycle.signals import Signals
-
-_DAY_SECONDS = 86400.0
-# How soon a raised budget takes effect. Each waiting job costs a query and a write in every pause.
-_BUDGET_PAUSE_SECONDS = 600.0
 
 
 class JudgeObserver(Protocol):
@@ -62,7 +59,7 @@ class JudgingService:
             return {"skipped": subject.reason}
         if isinstance(subject, NotYet):
             raise JobPostponed(subject.reason, seconds=subject.seconds)
-        await self._postpone_over_budget(subject)
+        await postpone_over_budget(self._database, subject, now=self._clock())
         judged = await KINDS[subject.judge.kind].judge(self._tools, subject)
         if judged.failure is not None:
             await self._record_failure(subject, judged, judged.failure)
@@ -98,19 +95,6 @@ class JudgingService:
         )
         # Candidates that are shown together are judged together: all of their digests are new, or none is.
         return msgspec.structs.replace(subject, candidates=missing) if missing else Skipped("judged already")
-
-    async def _postpone_over_budget(self, subject: Subject) -> None:
-        """Raise JobPostponed if the judge has used the tokens that it may use in a day."""
-        budget = subject.judge.tokens_per_day
-        if budget is None:
-            return
-        since = self._clock() - _DAY_SECONDS
-        used = await self._database.read(
-            lambda connection: JudgementRepository(connection).tokens_since(subject.run_id, subject.name, since)
-        )
-        if used >= budget:
-            reason = f"the judge {subject.name!r} has used {used} tokens in 24 hours, of {budget} (tokens_per_day)"
-            raise JobPostponed(reason, seconds=_BUDGET_PAUSE_SECONDS)
 
     async def _record_failure(self, subject: Subject, judged: Judged, failure: Exception) -> None:
         """Record what a failed attempt cost and why it failed."""
