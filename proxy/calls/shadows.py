@@ -17,13 +17,13 @@ from proxy.calls.models import ServingVersions
 from proxy.calls.observer import TurnObserver
 from proxy.calls.recording import CallContext, TurnRecorder
 from proxy.calls.sampling import for_choice
-from proxy.calls.spare_generation import CapacityRevoked, generate_in_spare, others_use
+from proxy.calls.spare_generation import AnswerTasks, SpareAnswer, is_whole
 from proxy.clock import Clock
 from proxy.contract.identifiers import TurnId, new_turn_id
 from proxy.contract.trajectory import Purpose
 from proxy.engines.faults import EngineFaults
-from proxy.engines.protocol import EngineFinish
-from proxy.errors import BaseRlError, InvalidEngineReply, RateLimited
+from proxy.engines.place import EnginePlace
+from proxy.errors import BaseRlError, RateLimited
 from proxy.lifecycle.judging import Comparison
 from proxy.limits.service import Admission
 from proxy.log import logger
@@ -65,8 +65,7 @@ class ShadowAnswers:
         self._clock = clock
         self._faults = faults
         self._observer = observer
-        self._tasks: dict[asyncio.Task[None], str] = {}
-        """Session ids by task."""
+        self._tasks = AnswerTasks()
 
     def offer(self, context: CallContext, plans: Collection[CallPlan]) -> None:
         """Begin the shadow answers of a call whose own answer has been recorded, if it is to have any."""
@@ -83,22 +82,15 @@ class ShadowAnswers:
         group = _Group(settings.samples, self._comparison(context, plan))
         for number in range(1, settings.samples + 1):
             answer = self._answer(context, plan, number, group)
-            task = asyncio.create_task(answer, name=f"shadow of {plan.turn_id}")
-            self._tasks[task] = plan.session_id
-            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+            self._tasks.begin(answer, plan.session_id, name=f"shadow of {plan.turn_id}")
 
     def forget(self, session_ids: Collection[str]) -> None:
         """Drop the shadow answers of erased sessions."""
-        for task, session_id in list(self._tasks.items()):
-            if session_id in session_ids:
-                task.cancel()
+        self._tasks.forget(session_ids)
 
     async def aclose(self) -> None:
         """Drop all shadow answers."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.aclose()
 
     async def _answer(self, context: CallContext, real: CallPlan, number: int, group: _Group) -> None:
         """Generate and record a shadow answer. The last one of its call lets judges compare them."""
@@ -154,30 +146,28 @@ class ShadowAnswers:
         return False
 
     async def _generated(self, context: CallContext, real: CallPlan, number: int) -> Capture:
-        """Return the whole answer. It begins again, with no tokens, whenever calls have needed the engine."""
-        runtime, settings = context.runtime, context.served.run.settings.shadow
-        while True:
-            place = self._swaps.find_place(context.served.run.id, context.session.id)
+        """Return the whole answer."""
+        run_id, session_id = context.served.run.id, context.session.id
+
+        async def find_place() -> EnginePlace:
+            place = self._swaps.find_place(run_id, session_id)
             if place is None:
                 raise _Dropped("unserved")
-            if await others_use(place, settings.busy_share):
-                continue
-            plan = msgspec.structs.replace(
+            return place
+
+        answer = SpareAnswer(
+            context.runtime,
+            lambda: msgspec.structs.replace(
                 real, turn_id=new_turn_id(), choice=0, sampling=for_choice(real.sampling, number)
-            )
-            capture = Capture(plan, runtime.decoder, runtime.choices.read_as(plan.call))
-            try:
-                slot = place.load.slots.spare(settings.busy_share)
-                await generate_in_spare(slot, place, capture, runtime.vocabulary_size, self._clock)
-            except InvalidEngineReply as error:
-                self._faults.note(place.engine.name, error.reason)
-                raise
-            except CapacityRevoked:
-                continue
-            if capture.finish is None or (capture.finish is EngineFinish.ABORT and not capture.satisfied):
-                raise _Dropped("aborted")
-            capture.flush()
-            return capture
+            ),
+            busy_share=context.served.run.settings.shadow.busy_share,
+            clock=self._clock,
+            faults=self._faults,
+        )
+        capture = await answer.generate(find_place)
+        if not is_whole(capture):
+            raise _Dropped("aborted")
+        return capture
 
     def _drop(self, reason: str, count: int = 1) -> None:
         if self._observer is not None:
@@ -194,9 +184,10 @@ class _Group:
         self.comparison = comparison
 
 
-def is_drawn(turn_id: TurnId, share: float) -> bool:
-    """Return whether a call is among the share that gets shadow answers. It depends on nothing but its id."""
-    drawn = int.from_bytes(blake2b(turn_id.encode(), digest_size=8).digest())
+def is_drawn(turn_id: TurnId, share: float, *, purpose: bytes = b"") -> bool:
+    """Return whether a call is among a share of all. It depends on nothing but its id and the purpose (16 bytes at
+    most); calls are drawn for different purposes independently."""
+    drawn = int.from_bytes(blake2b(turn_id.encode(), digest_size=8, person=purpose).digest())
     return drawn < share * 2**64
 
 
