@@ -23,6 +23,7 @@ ProjectId = NewType("ProjectId", str)
 WebhookId = NewType("WebhookId", str)
 JudgementId = NewType("JudgementId", str)
 HoldId = NewType("HoldId", str)
+PairId = NewType("PairId", str)
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
@@ -87,6 +88,10 @@ def is_session_id(name: str) -> bool:
 
 def new_hold_id() -> HoldId:
     return HoldId(_new("hold"))
+
+
+def new_pair_id() -> PairId:
+    return PairId(_new("pair"))
 
 
 def new_group_id() -> GroupId:

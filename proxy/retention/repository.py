@@ -28,6 +28,7 @@ from proxy.database.chunks import chunks
 from proxy.database.rows import AnyRow
 from proxy.database.tables import (
     NO_CONVERSATION,
+    AnswerPairRow,
     FeedbackTextRow,
     JudgementRow,
     PolicyVersionRow,
@@ -150,6 +151,7 @@ class ErasureRepository:
         self._connection.execute(_EMPTY_PREFERENCES, of_these)
         self._connection.execute(_DELETE_TEXTS, of_these)
         self._connection.execute(_EMPTY_JUDGEMENTS, of_these)
+        self._connection.execute(_EMPTY_PAIRS, of_these)
         self._connection.execute(_DELETE_AUDITS, of_these)
         return self._connection.execute(_SEAL, {**of_these, "now": now}).rowcount
 
@@ -265,6 +267,9 @@ _DELETE_TEXTS = delete(FeedbackTextRow).where(FeedbackTextRow.session_id.in_(_AM
 _EMPTY_JUDGEMENTS = (
     update(JudgementRow).where(JudgementRow.session_id.in_(_AMONG)).values(digest=JudgementRow.id, error=null())
 )
+
+# What judges spent on them stays recorded.
+_EMPTY_PAIRS = update(AnswerPairRow).where(AnswerPairRow.session_id.in_(_AMONG)).values(response={})
 
 _DELETE_AUDITS = delete(TokenAuditRow).where(TokenAuditRow.session_id.in_(_AMONG))
 

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, delete, func, or_, select, text, update
 from proxy.contract.states import RunState
 from proxy.database.rows import AnyRow
 from proxy.database.tables import (
+    AnswerPairRow,
     ApiKeyRow,
     Base,
     ClaimedSessionRow,
@@ -45,6 +46,7 @@ _REFERENCES = (
     ("feedback_texts", "turn_id"),
     ("preferences", "chosen_turn_id"),
     ("preferences", "rejected_turn_id"),
+    ("answer_pairs", "turn_id"),
     ("api_keys", "session_id"),
 )
 
@@ -53,6 +55,7 @@ _REFERRING = (
     RewardRow,
     FeedbackTextRow,
     JudgementRow,
+    AnswerPairRow,
     TokenAuditRow,
     SessionUserRow,
     ClaimedSessionRow,

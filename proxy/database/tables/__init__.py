@@ -10,7 +10,7 @@ from proxy.database.tables.engines import EngineReportRow, EngineRow
 from proxy.database.tables.jobs import JobRow, JobScheduleRow
 from proxy.database.tables.judgements import JudgementRow
 from proxy.database.tables.limits import USED_LIMITS, LimitLevelRow, TokenBudgetRow
-from proxy.database.tables.releases import EvaluationResultRow, VersionFindingRow, VersionHoldRow
+from proxy.database.tables.releases import AnswerPairRow, EvaluationResultRow, VersionFindingRow, VersionHoldRow
 from proxy.database.tables.rewards import FeedbackTextRow, PreferenceRow, RewardRow
 from proxy.database.tables.runs import (
     DEFAULT_PROJECT_ID,
@@ -30,6 +30,7 @@ __all__ = [
     "DEFAULT_PROJECT_ID",
     "NO_CONVERSATION",
     "USED_LIMITS",
+    "AnswerPairRow",
     "ApiKeyRow",
     "Base",
     "Big",

@@ -97,6 +97,8 @@ class PolicyVersionRow(Base):
     """When a call last asked for this version by its number, up to half a minute late: proxies do not unload an
     adapter that another proxy's calls still name (`serving/older_versions.py`)."""
     created_at: Mapped[float] = mapped_column(Float)
+    shadow_at: Mapped[float | None] = mapped_column(Float)
+    """When it began to answer a share of the prompts unseen."""
     canary_at: Mapped[float | None] = mapped_column(Float)
     """When it began to answer a share of new sessions."""
     served_at: Mapped[float | None] = mapped_column(Float)
