@@ -70,6 +70,12 @@ class JudgeKind(StrEnum):
     def asks_a_model(self) -> bool:
         return self not in {JudgeKind.VERIFIER, JudgeKind.PYTHON}
 
+    @property
+    def can_compare(self) -> bool:
+        """Whether the judge's model and criteria can choose between two answers to one prompt. A judge of the kind
+        `follow_up` needs the message after an answer, which an answer that nobody saw does not have."""
+        return self.asks_a_model and self is not JudgeKind.FOLLOW_UP
+
 
 _PROVIDER = r"[a-z0-9][a-z0-9_-]{0,39}/\S{1,200}"
 _RUN = r"run:[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[0-9]{1,9})?"

@@ -1,4 +1,4 @@
-"""How a version comes to be served, and what takes it back: gates, canary, and automatic rollback."""
+"""How a version comes to be served, and what takes it back: gates, shadow, canary, and automatic rollback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 
+from proxy.settings.judges import JudgeName
 from proxy.settings.section import Section
 
 ReleasePolicy = Literal["immediate", "gated", "manual"]
@@ -50,6 +51,31 @@ class EvaluationSettings(Section):
         if self.url is not None and self.suite is None:
             raise ValueError("url: the evaluator is asked for a suite: set evaluation.suite as well")
         return self
+
+
+class ReleaseShadowSettings(Section):
+    """A share of calls whose prompts the candidate answers too. No caller sees its answers, and none is trained."""
+
+    share: Share = 0.0
+    """0: no shadow."""
+    answers: Annotated[int, Field(ge=1, le=10_000)] = 200
+    """Pairs of answers, the candidate's and the serving version's, that the comparison needs."""
+    busy_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """The candidate answers while calls hold at most this share of its engine's slots; 0: while there are none."""
+    wait_seconds: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
+    """A prompt for which no slot is free for so long is dropped. A candidate that generates for longer without an end
+    has failed to answer."""
+
+
+class PreferenceSettings(Section):
+    """A judge's choice between the two answers of each of the shadow's pairs."""
+
+    judge: JudgeName | None = None
+    """One of the run's judges that asks a model; None: no judge is asked."""
+    max_loss: Annotated[float, Field(gt=0.0, le=0.5)] = 0.1
+    """The candidate passes early once its share of wins is surely not below one half by more than this."""
+    undecided: Verdict = "promote"
+    """The decision after `shadow.answers` pairs if the test cannot tell."""
 
 
 class CanarySettings(Section):
@@ -121,6 +147,8 @@ class ReleaseSettings(Section):
     on_timeout: Verdict = "reject"
     bounds: BoundSettings = BoundSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    shadow: ReleaseShadowSettings = ReleaseShadowSettings()
+    preference: PreferenceSettings = PreferenceSettings()
     canary: CanarySettings = CanarySettings()
     guards: GuardSettings = GuardSettings()
     rollback: RollbackSettings = RollbackSettings()
@@ -129,15 +157,22 @@ class ReleaseSettings(Section):
     def _consistent(self) -> ReleaseSettings:
         if self.reward_low >= self.reward_high:
             raise ValueError("reward_low must be less than reward_high")
-        has_gate = self.bounds.are_on or self.evaluation.suite is not None or self.canary.share > 0
+        if self.preference.judge is not None and not self.shadow.share:
+            raise ValueError(
+                "preference.judge: the judge compares the answers that the shadow collects: set shadow.share as well"
+            )
+        trials = self.canary.share > 0 or self.shadow.share > 0
+        has_gate = self.bounds.are_on or self.evaluation.suite is not None or trials
         if self.policy == "gated" and not has_gate:
             raise ValueError(
-                "policy = 'gated' needs a gate: set canary.share, evaluation.suite or one of bounds, or use"
-                " policy = 'manual'"
+                "policy = 'gated' needs a gate: set canary.share, shadow.share, evaluation.suite or one of bounds, or"
+                " use policy = 'manual'"
             )
         return self
 
     @property
-    def needs_spare_engine(self) -> bool:
-        """Whether a canary answers calls, for which a run of whole weights needs a second engine."""
-        return self.policy == "gated" and self.canary.share > 0
+    def trials(self) -> list[str]:
+        """The settings by which a candidate answers calls or their prompts while another version serves. A run of
+        whole weights needs a second engine for them."""
+        shares = {"canary.share": self.canary.share, "shadow.share": self.shadow.share}
+        return [name for name, share in shares.items() if share > 0] if self.policy == "gated" else []

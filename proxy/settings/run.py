@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from proxy.contract.reward import RewardRules
 from proxy.settings.content import RedactionSettings, RetentionSettings
@@ -113,6 +113,25 @@ class RunSettings(Section):
                     "the same base model that is not trained"
                 )
         return value
+
+    @model_validator(mode="after")
+    def _has_the_judge_of_its_gate(self) -> RunSettings:
+        """Raise ValueError for a gate that names a judge which the run lacks, or which cannot compare answers."""
+        name = self.release.preference.judge
+        if name is None:
+            return self
+        able = ", ".join(each for each, judge in self.judges.items() if judge.kind.can_compare) or "none"
+        if name not in self.judges:
+            raise ValueError(
+                f"release.preference.judge: the run has no judge {name!r}: add [run.judges.{name}] with a model, or"
+                f" name one that it has (able to compare answers: {able})"
+            )
+        if not self.judges[name].kind.can_compare:
+            raise ValueError(
+                f"release.preference.judge: a judge of the kind {self.judges[name].kind} cannot compare two answers:"
+                f" name one of the kind rubric, relative or pairwise (able: {able})"
+            )
+        return self
 
     @property
     def stored(self) -> dict[str, Any]:

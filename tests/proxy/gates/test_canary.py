@@ -218,6 +218,6 @@ async def test_restarted_without_a_trainer_it_serves_the_version_that_served(tmp
 
 
 async def test_a_canary_that_no_engine_could_take_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="a canary needs an engine of its own"):
+    with pytest.raises(ConfigurationError, match="a candidate that is tried needs an engine of its own"):
         async with open_proxy(tmp_path, make_engines(tmp_path, 1), CANARY):
             await asyncio.sleep(0)
