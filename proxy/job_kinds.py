@@ -11,6 +11,7 @@ from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.errors import NotFound
 from proxy.gates.evaluator import Evaluator
+from proxy.gates.preferences import PreferenceJudge
 from proxy.jobs.kinds import JobFailure, JobKind, JobKinds, JobRefused, RunningJob, Schedule
 from proxy.jobs.sweeping import cleaning
 from proxy.judges.service import JudgingService
@@ -20,6 +21,7 @@ from proxy.retention.retention import RetentionService
 from proxy.settings import JobSettings
 from proxy.transfer.exporting import EXPORTING, BackgroundExports
 from proxy.transfer.parquet import ParquetNotInstalled
+from proxy.versions.answer_pairs import PREFERRING
 from proxy.webhooks.delivering import Delivery
 
 # Retention is a matter of days: a minute more is not noticed, and an idle proxy writes four small rows for it.
@@ -42,6 +44,7 @@ def job_kinds(
     judging: JudgingService,
     exports: BackgroundExports,
     evaluator: Evaluator,
+    preferences: PreferenceJudge,
 ) -> JobKinds:
     """Return all kinds with their schedules."""
 
@@ -65,6 +68,12 @@ def job_kinds(
             JobKind(
                 name=JUDGING,
                 handler=judging.run,
+                concurrency=settings.judge_concurrency,
+                timeout_seconds=JUDGING_SECONDS,
+            ),
+            JobKind(
+                name=PREFERRING,
+                handler=preferences.run,
                 concurrency=settings.judge_concurrency,
                 timeout_seconds=JUDGING_SECONDS,
             ),

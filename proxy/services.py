@@ -20,6 +20,7 @@ from proxy.feedback.service import FeedbackService
 from proxy.gates.evaluator import Evaluator
 from proxy.gates.holds import VersionHolds
 from proxy.gates.keeper import GateKeeper
+from proxy.gates.preferences import PreferenceJudge
 from proxy.gates.service import GateService
 from proxy.job_kinds import job_kinds
 from proxy.jobs.service import JobService
@@ -60,6 +61,7 @@ from proxy.transfer.exporting import BackgroundExports
 from proxy.transfer.service import TransferService
 from proxy.turns.service import TrajectoryStore
 from proxy.usage.service import UsageService
+from proxy.versions.answer_pairs import AnswerPairs
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.retention import WeightRetention
 from proxy.versions.service import VersionService
@@ -194,6 +196,7 @@ async def build_services(
         runs=runs,
         sessions=sessions,
         trajectories=TrajectoryStore(database=database, clock=clock, signals=signals),
+        pairs=AnswerPairs(database=database, signals=signals, clock=clock),
         swaps=engines,
         clock=clock,
         observer=metrics,
@@ -226,6 +229,7 @@ async def build_services(
         directory=settings.exports_dir,
         store_url=settings.server.exports_url,
     )
+    preferences = PreferenceJudge(database, tools, prompts, signals, clock, metrics)
     evaluator = Evaluator(
         database=database, runs=runs, client=outbound, secrets=webhook_secrets, signals=signals, clock=clock
     )
@@ -242,6 +246,7 @@ async def build_services(
             judging=JudgingService(database, tools, prompts, signals, clock, metrics),
             exports=exports,
             evaluator=evaluator,
+            preferences=preferences,
         ),
         signals=signals,
         clock=clock,

@@ -14,6 +14,7 @@ from proxy.clock import system_clock
 from proxy.contract.extras import missing_packages
 from proxy.database.unit_of_work import Database
 from proxy.gates.evaluator import Evaluator
+from proxy.gates.preferences import PreferenceJudge
 from proxy.job_kinds import job_kinds
 from proxy.jobs.kinds import JobKinds
 from proxy.jobs.running import JobRunner
@@ -68,7 +69,8 @@ def worker_kinds(database: Database, settings: Settings, signals: Signals, metri
         directory=settings.exports_dir,
         store_url=settings.server.exports_url,
     )
-    judging = JudgingService(database, tools, Prompts(settings.judging.prompts_dir), signals, clock, metrics)
+    prompts = Prompts(settings.judging.prompts_dir)
+    judging = JudgingService(database, tools, prompts, signals, clock, metrics)
     return job_kinds(
         database=database,
         settings=settings.jobs,
@@ -81,6 +83,7 @@ def worker_kinds(database: Database, settings: Settings, signals: Signals, metri
         evaluator=Evaluator(
             database=database, runs=runs, client=client, secrets=secrets, signals=signals, clock=clock
         ),
+        preferences=PreferenceJudge(database, tools, prompts, signals, clock, metrics),
     )
 
 

@@ -52,6 +52,10 @@ class ServingVersions(Protocol):
         """Return the track of a session that another version than the serving one answers; None for all others."""
         ...
 
+    def shadow(self, run_id: RunId) -> int | None:
+        """Return the candidate that answers a share of the run's prompts unseen; None without one."""
+        ...
+
     def another_place(self, run_id: RunId, lost: EnginePlace) -> EnginePlace | None:
         """Return another engine that serves the run; None if there is none."""
         ...

@@ -23,6 +23,10 @@ class TurnObserver(Protocol):
         """Count a shadow answer that was not recorded."""
         ...
 
+    def candidate_answered(self, *, outcome: str) -> None:
+        """Count a candidate's answer that nobody sees: `recorded`, `failed`, or why it was dropped."""
+        ...
+
     def call_unrecorded(self, *, reason: str, dialect: str) -> None:
         """Count a call that was answered although its turns are not in the store."""
         ...

@@ -83,6 +83,15 @@ class TurnRecorder:
         await self._trajectories.record(*records, comparison=comparison)
         self._observe(context, records[0])
 
+    async def unseen(self, context: CallContext, capture: Capture, *, failed: bool) -> TurnRecord:
+        """Return the redacted record of an answer that nobody sees and that is not committed as a turn. A failed one
+        has no tokens."""
+        state = TurnState.FAILED if failed else TurnState.SHADOW
+        record = _record(context, _ended_choice(context, capture, state, self._clock()))
+        if context.runtime.redactor is not None:
+            (record,) = await context.runtime.redactor.redacted([record])
+        return record
+
     async def _committed(self, context: CallContext, choices: Sequence[_EndedChoice]) -> str | None:
         """Commit the turns. Return None, or the reason why an answer is given although they are not recorded."""
         unrecorded = context.unrecorded

@@ -36,11 +36,10 @@ from proxy.calls.recording import CallContext, TurnRecorder, stream_head
 from proxy.calls.remembered import Remembered
 from proxy.calls.replay import Replayed, ReplayIndex, RequestMarks
 from proxy.calls.runtime import LoadTemplate, ModelRuntime, RunModel, Runtimes
-from proxy.calls.shadows import ShadowAnswers
+from proxy.calls.unseen_answers import UnseenAnswers
 from proxy.clock import Clock
 from proxy.engines.fair_queue import FairShare
 from proxy.engines.faults import EngineFaults
-from proxy.engines.place import EnginePlace
 from proxy.errors import BaseRlError, NotFound, RateLimited, StoreUnavailable, Unavailable
 from proxy.http.workers import Workers
 from proxy.limits.service import Admission, Limits
@@ -56,6 +55,7 @@ from proxy.sessions.service import SessionService
 from proxy.settings import Settings
 from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import TrajectoryStore
+from proxy.versions.answer_pairs import AnswerPairs
 
 _TEXT_CALLS = "tool calls stay text: the model's chat template writes none that is known (run.tool_parser)"
 _UNUSED_SEED = "seed has no effect: the engine draws by seeds only with --enable-deterministic-inference"
@@ -84,6 +84,7 @@ class CallService:
         runs: RunDirectory,
         sessions: SessionService,
         trajectories: TrajectoryStore,
+        pairs: AnswerPairs,
         swaps: ServingVersions,
         clock: Clock,
         observer: TurnObserver | None = None,
@@ -118,10 +119,11 @@ class CallService:
         self._recorder = TurnRecorder(
             trajectories, sessions, clock, observer, serves_unrecorded=self._serves_unrecorded
         )
-        self._shadows = ShadowAnswers(
+        self._unseen = UnseenAnswers(
             swaps=swaps,
             recorder=self._recorder,
             trajectories=trajectories,
+            pairs=pairs,
             clock=clock,
             faults=self._faults,
             observer=observer,
@@ -209,7 +211,7 @@ class CallService:
     def forget(self, session_ids: Collection[str]) -> None:
         """Forget the answers of erased sessions, and abort what still generates in them."""
         self._replays.forget(session_ids)
-        self._shadows.forget(session_ids)
+        self._unseen.forget(session_ids)
         for generation in self.running:
             if generation.head.session_id in session_ids:
                 generation.abandon()
@@ -221,7 +223,7 @@ class CallService:
 
     async def aclose(self) -> None:
         """End everything that still generates, and record each turn with the tokens it has."""
-        await self._shadows.aclose()
+        await self._unseen.aclose()
         running = list(self.running)
         for generation in running:
             generation.abandon()
@@ -356,7 +358,7 @@ class CallService:
             place=placed.place,
             share=FairShare(run.id, run.settings.limits.share),
             # Another engine would have to load an older version first, for which this call cannot wait again.
-            another_place=partial(self._swaps.another_place, run.id) if placed.may_move else _no_other_place,
+            another_place=partial(self._swaps.another_place, run.id) if placed.may_move else lambda _lost: None,
             clock=self._clock,
             record=partial(self._recorder.record, context),
             vacate=partial(self._vacate, context.session) if context.unrecorded is None else None,
@@ -390,9 +392,5 @@ class CallService:
             self._workers.trim_soon()
         self.running.discard(generation)
         self._replays.finished(generation)
-        if generation.is_complete:
-            self._shadows.offer(context, plans)
-
-
-def _no_other_place(_lost: EnginePlace) -> None:
-    """Find no other engine."""
+        if generation.is_complete and generation.answer is not None:
+            self._unseen.offer(context, plans, generation.answer)

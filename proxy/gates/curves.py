@@ -31,7 +31,7 @@ def difference_curve(
     old_low_T, old_high_T = lower_bounds(old_T, error), 1 - lower_bounds(1 - old_T, error)
     new_mean_T, old_mean_T = _running_mean(new_T), _running_mean(old_T)
     points = []
-    for count in sorted(set(np.linspace(1, len(new_T), min(len(new_T), _MOST_POINTS)).astype(int).tolist())):
+    for count in _counts(len(new_T)):
         other = max(1, round(count * len(old_T) / len(new_T))) - 1
         at = count - 1
         points.append(
@@ -43,6 +43,23 @@ def difference_curve(
             )
         )
     return points
+
+
+def share_curve(values: Sequence[float], error: float, *, centre: float) -> list[tuple[int, float, float, float]]:
+    """Return (number, mean, low, high) after some of the values, which are in [0, 1], the last one included.
+
+    Means and bounds are relative to `centre`. The bounds are those of `interval` with the same `error`.
+    """
+    values_T = np.asarray(values, dtype=np.float64)
+    low_T, high_T = lower_bounds(values_T, error), 1 - lower_bounds(1 - values_T, error)
+    mean_T = _running_mean(values_T)
+    mean, low, high = (np.round(each_T - centre, 5).tolist() for each_T in (mean_T, low_T, high_T))
+    return [(count, mean[count - 1], low[count - 1], high[count - 1]) for count in _counts(len(values_T))]
+
+
+def _counts(length: int) -> list[int]:
+    """Return the places of a curve's points, from 1 to `length`."""
+    return sorted(set(np.linspace(1, length, min(length, _MOST_POINTS)).astype(int).tolist()))
 
 
 def _running_mean(

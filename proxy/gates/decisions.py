@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from proxy.contract.policy import VersionState
+from proxy.database.rows import AnyRow
 from proxy.gates.findings import Finding
 from proxy.gates.repository import GateRepository
 from proxy.lifecycle.events import append_event
@@ -25,13 +26,33 @@ BY = "gates"
 _LOG = logger(__name__)
 
 
-def start_canary(run: RunView, version: int, connection: Connection, *, now: float) -> None:
-    """Let a candidate answer a share of new sessions."""
+def start_shadow(run: RunView, version: int, connection: Connection, *, now: float) -> None:
+    """Let a candidate answer a share of the prompts unseen, unless another version is on trial."""
+    versions, repository = VersionRepository(connection), GateRepository(connection)
+    versions.run(run.id, lock=True)
+    others = [row for row in repository.undecided(run.id) if row.version != version and is_on_trial(row)]
+    if others or not repository.start_shadow(run.id, version, now=now):
+        return
+    data = {"version": version, "share": run.settings.release.shadow.share, "by": BY}
+    append_event(connection, run_id=run.id, kind="version.shadow", data=data, now=now)
+
+
+def is_on_trial(row: AnyRow) -> bool:
+    """Return whether an undecided version answers calls, or prompts unseen."""
+    return row.state == VersionState.CANARY or row.shadow_at is not None
+
+
+def start_canary(
+    run: RunView, version: int, findings: Sequence[Finding], connection: Connection, *, now: float
+) -> None:
+    """Let a candidate answer a share of new sessions. The findings of the gates before are its evidence from now
+    on."""
     versions, repository = VersionRepository(connection), GateRepository(connection)
     versions.run(run.id, lock=True)
     others = [row for row in repository.undecided(run.id) if row.state == VersionState.CANARY]
     if others or not repository.start_canary(run.id, version, now=now):
         return
+    _save(repository, run, version, findings, now)
     data = {"version": version, "share": run.settings.release.canary.share, "by": BY}
     append_event(connection, run_id=run.id, kind="version.canary", data=data, now=now)
 

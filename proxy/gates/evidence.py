@@ -20,7 +20,8 @@ _CALL_OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 # Sessions whose guarded values are remembered, some hundred bytes each: several comparisons of several runs.
 _REMEMBERED = 20_000
 
-_TOKEN_BYTES = 4
+TOKEN_BYTES = 4
+"""Bytes of a token id in the store."""
 
 
 class Evidence:
@@ -31,10 +32,7 @@ class Evidence:
 
     def arms(self, connection: Connection, run: RunView, rows: Sequence[AnyRow]) -> dict[int, Arm]:
         """Return the sessions of `rows`, as `GateRepository.sessions` returns them, by version."""
-        # Part of the key, because a change of settings changes the values.
-        guards = run.settings.release.guards
-        settings = f"{guards.slow_seconds} {run.settings.max_new_tokens} {guards.refusal_texts}"
-        names = guard_bounds(guards)
+        settings, names = guard_settings(run), guard_bounds(run.settings.release.guards)
         if names:
             self._read(connection, run, settings, [row.id for row in rows])
         by_version: dict[int, list[AnyRow]] = defaultdict(list)
@@ -65,6 +63,12 @@ class Evidence:
             self._values.put((session_id, settings), guarded_values(made, run))
 
 
+def guard_settings(run: RunView) -> str:
+    """Return the settings that determine guarded values, as a part of the key under which values are remembered."""
+    guards = run.settings.release.guards
+    return f"{guards.slow_seconds} {run.settings.max_new_tokens} {guards.refusal_texts}"
+
+
 def guarded_values(calls: Sequence[AnyRow], run: RunView) -> dict[str, float]:
     """Return the guarded values of a session with these calls, each a mean in [0, 1] over the calls."""
     guards = run.settings.release.guards
@@ -77,7 +81,7 @@ def guarded_values(calls: Sequence[AnyRow], run: RunView) -> dict[str, float]:
 
     filtered = [call.finish_reason == FinishReason.CONTENT_FILTER.value for call in answered]
     refused = [any(each in text.lower() for each in refusals) for text in texts]
-    lengths = [min(1.0, (call.output_bytes or 0) / _TOKEN_BYTES / run.settings.max_new_tokens) for call in answered]
+    lengths = [min(1.0, (call.output_bytes or 0) / TOKEN_BYTES / run.settings.max_new_tokens) for call in answered]
     return {
         "failed_calls": share([call.state == TurnState.FAILED.value for call in calls]),
         "broken_tool_calls": share([any(opening in text for opening in _CALL_OPENINGS) for text in texts]),

@@ -21,7 +21,7 @@ from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import BaseRlError, StoreUnavailable
 from proxy.gates.change_point import first_fallen
-from proxy.gates.decisions import BY, promote, reject, roll_back, start_canary
+from proxy.gates.decisions import BY, is_on_trial, promote, reject, roll_back, start_canary, start_shadow
 from proxy.gates.evaluation_calls import EvaluationCalls
 from proxy.gates.evidence import Evidence, joined
 from proxy.gates.findings import (
@@ -32,6 +32,8 @@ from proxy.gates.findings import (
     guards_finding,
     watch_finding,
 )
+from proxy.gates.pair_findings import preference_finding, shadow_finding
+from proxy.gates.pairs import AnswerPairSamples
 from proxy.gates.repository import MOST_SESSIONS, GateRepository
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
@@ -66,6 +68,12 @@ class Candidate(NamedTuple):
         return all(each.state == "passed" for each in self.findings)
 
     @property
+    def waits_for_shadow(self) -> bool:
+        """Whether the gates before the shadow have passed, and the shadow has not begun."""
+        others = [each for each in self.findings if each.gate != "shadow"]
+        return not is_on_trial(self.row) and all(each.state == "passed" for each in others)
+
+    @property
     def waits_for(self) -> str:
         return "; ".join(each.text for each in self.findings if each.state == "waiting")
 
@@ -88,6 +96,7 @@ class GateKeeper:
         self._signals = signals
         self._clock = clock
         self._evidence = Evidence()
+        self._pairs = AnswerPairSamples()
         self._watched_before: dict[str, int] = {}
         """A hash of the sessions that the last comparison of a run was about: equal ones give the same result."""
         self._drawn: dict[str, tuple[float, int]] = {}
@@ -140,16 +149,22 @@ class GateKeeper:
 
     async def _advance(self, run: RunView, candidates: Sequence[Candidate]) -> bool:
         """Promote the newest version that has passed all gates, or let the newest that is ready answer a share of new
-        sessions. Return whether a version was promoted or begun."""
+        sessions, or of the prompts unseen. Return whether a version was promoted or begun."""
         ready = [each for each in candidates if each.has_passed]
         done = [each for each in ready if each.row.state == VersionState.CANARY or not _has_canary(run)]
         if done:
             await self._commit(partial(promote, run, done[-1].row.version, done[-1].findings, "its gates passed"))
             return True
-        if ready and not any(each.row.state == VersionState.CANARY for each in candidates):
-            await self._commit(partial(start_canary, run, ready[-1].row.version))
+        if any(each.row.state == VersionState.CANARY for each in candidates):
+            return False
+        if ready:
+            await self._commit(partial(start_canary, run, ready[-1].row.version, ready[-1].findings))
             return True
-        return False
+        next_ = [each for each in candidates if each.waits_for_shadow]
+        if not _has_shadow(run) or not next_ or any(is_on_trial(each.row) for each in candidates):
+            return False
+        await self._commit(partial(start_shadow, run, next_[-1].row.version))
+        return True
 
     def _candidates(self, run: RunView, connection: Connection) -> list[Candidate]:
         repository = GateRepository(connection)
@@ -175,6 +190,8 @@ class GateKeeper:
                 text = "; ".join([finding.text, *map(calls.describe, short)])
                 finding = msgspec.structs.replace(finding, text=text)
             findings.append(finding)
+        if _has_shadow(run):
+            findings += self._shadow_findings(connection, run, row, against)
         if row.state == VersionState.CANARY:
             most = max(MOST_SESSIONS, release.canary.sessions)
             rows = [
@@ -187,6 +204,24 @@ class GateKeeper:
             findings.append(canary_finding(release, canary, serving))
             findings.append(guards_finding(release, canary, serving, waits=True))
         return Candidate(row, findings, calls_missing)
+
+    def _shadow_findings(self, connection: Connection, run: RunView, row: AnyRow, against: int) -> list[Finding]:
+        """Return what the candidate's unseen answers show. Those of a canary were found before it began: no pair is
+        added since, and the serving version may be another one now."""
+        release = run.settings.release
+        if row.state == VersionState.CANARY:
+            stored = GateRepository(connection).findings(run.id, (row.version,))
+            return [
+                Finding(gate=each.gate, state=each.state, text=each.text, evidence=each.evidence)
+                for each in stored
+                if each.gate in ("shadow", "preference")
+            ]
+        if row.shadow_at is None:
+            text = "waits until the gates before it have passed, and no other version is on trial"
+            return [Finding(gate="shadow", state="waiting", text=text)]
+        sample = self._pairs.read(connection, run, row.version, against)
+        found = [shadow_finding(release, sample)]
+        return found if release.preference.judge is None else [*found, preference_finding(release, sample)]
 
     async def _watch(self, run: RunView) -> None:
         watched = await self._database.read(partial(self._watched, run))
@@ -269,6 +304,10 @@ def _call_evaluator(run: RunView, versions: Sequence[int], connection: Connectio
     calls = EvaluationCalls(connection, run)
     for version in versions:
         calls.enqueue(version, now=now)
+
+
+def _has_shadow(run: RunView) -> bool:
+    return run.settings.release.shadow.share > 0
 
 
 def _has_canary(run: RunView) -> bool:

@@ -160,6 +160,16 @@ class GateRepository:
             )
         )
 
+    def start_shadow(self, run_id: str, version: int, *, now: float) -> bool:
+        """Let a candidate answer prompts unseen. Return whether it was a candidate that did not."""
+        statement = update(PolicyVersionRow).where(
+            PolicyVersionRow.run_id == run_id,
+            PolicyVersionRow.version == version,
+            PolicyVersionRow.state == VersionState.CANDIDATE.value,
+            PolicyVersionRow.shadow_at.is_(None),
+        )
+        return self._connection.execute(statement.values(shadow_at=now)).rowcount > 0
+
     def start_canary(self, run_id: str, version: int, *, now: float) -> bool:
         """Make a candidate the canary. Return whether it was a candidate."""
         statement = update(PolicyVersionRow).where(
@@ -177,6 +187,7 @@ _VERSIONS = select(
     PolicyVersionRow.state,
     PolicyVersionRow.metrics,
     PolicyVersionRow.created_at,
+    PolicyVersionRow.shadow_at,
     PolicyVersionRow.canary_at,
     PolicyVersionRow.served_at,
 )

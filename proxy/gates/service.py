@@ -98,6 +98,7 @@ def _view(row: AnyRow, findings: Sequence[AnyRow]) -> VersionFindings:
         parent=row.parent_version,
         state=VersionState(row.state),
         created_at=row.created_at,
+        shadow_at=row.shadow_at,
         canary_at=row.canary_at,
         reason=row.rejected_because,
         findings=tuple(

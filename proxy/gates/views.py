@@ -27,6 +27,7 @@ class VersionFindings(msgspec.Struct, frozen=True, kw_only=True):
     parent: int | None
     state: VersionState
     created_at: float
+    shadow_at: float | None
     canary_at: float | None
     reason: str | None
     findings: tuple[FindingView, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.judges.reader import SubjectReader, answered
@@ -73,15 +73,37 @@ def compared_answers(reader: SubjectReader) -> Subject | Skipped:
     turns = [turn for turn in turns if answered([turn]) and answer_message(turn.response) is not None]
     if len(turns) < 2:
         return Skipped("fewer than two of the answers exist")
-    share = _share(reader.judge, len(turns) + 1)
     (first, *_) = turns
-    path = messages_to(record.turns, places[first.id])
+    answers = [(turn.id, answer_message(turn.response) or {}) for turn in turns]
+    return _answers_to(reader, record, places[first.id], answers)
+
+
+def with_unseen_answer(reader: SubjectReader, turn_id: str, response: Mapping[str, Any]) -> Subject | Skipped:
+    """Return the answer of a turn of the job's session, and another answer to its prompt, which is no turn and is
+    recorded as `response`."""
+    record = reader.session()
+    if isinstance(record, Skipped):
+        return record
+    place = next((place for place, turn in enumerate(record.turns) if turn.id == turn_id), None)
+    seen = None if place is None else answer_message(record.turns[place].response)
+    unseen = answer_message(response)
+    if place is None or seen is None or unseen is None:
+        return Skipped("one of the two answers does not exist any more")
+    return _answers_to(reader, record, place, [(turn_id, seen), (None, unseen)])
+
+
+def _answers_to(
+    reader: SubjectReader, record: SessionRecord, place: int, answers: Sequence[tuple[str | None, dict[str, Any]]]
+) -> Subject:
+    """Return answers to the conversation of the turn at `place`, each with its turn."""
+    share = _share(reader.judge, len(answers) + 1)
+    path = messages_to(record.turns, place)
     context = transcript_of(path[:-1], task=record.task, max_characters=share)
     candidates = []
-    for turn in turns:
-        shown = transcript_of([answer_message(turn.response) or {}], task=None, max_characters=share)
-        digest = digest_of(turn.id, context.digest, shown.digest)
-        candidates.append(Candidate(session_id=record.session_id, turn_id=turn.id, shown=shown, digest=digest))
+    for turn_id, answer in answers:
+        shown = transcript_of([answer], task=None, max_characters=share)
+        digest = digest_of(turn_id or "", context.digest, shown.digest)
+        candidates.append(Candidate(session_id=record.session_id, turn_id=turn_id, shown=shown, digest=digest))
     return reader.subject(together(candidates), context=context)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import aliased
 
 from proxy.contract.states import JobState, RunState
 from proxy.database.rows import AnyRow
-from proxy.database.tables import GroupRow, JobRow, JudgementRow, RewardRow, RunRow, SessionRow
+from proxy.database.tables import AnswerPairRow, GroupRow, JobRow, JudgementRow, RewardRow, RunRow, SessionRow
 from proxy.judges.groups import Member
 from proxy.lifecycle.judging import GIVEN_UP, JUDGING
 from proxy.lifecycle.outbox import NO_SUCCESS
@@ -108,7 +108,7 @@ class JudgementRepository:
         return [score for score in self._connection.execute(newest).scalars() if score is not None][::-1]
 
     def totals(self, run_id: str) -> dict[str, dict[str, Any]]:
-        """Return the figures of `JudgeView` by judge."""
+        """Return the figures of `JudgeView` by judge, with what its comparisons for gates have used."""
         statement = select(
             JudgementRow.judge,
             func.count(JudgementRow.reward_id).label("scored"),
@@ -121,15 +121,28 @@ class JudgementRepository:
             func.sum(JudgementRow.cost).label("cost"),
         )
         rows = self._connection.execute(statement.where(JudgementRow.run_id == run_id).group_by(JudgementRow.judge))
-        return {row["judge"]: {key: row[key] for key in row if key != "judge"} for row in rows.mappings()}
+        found = {row["judge"]: {key: row[key] for key in row if key != "judge"} for row in rows.mappings()}
+        for row in self._connection.execute(_COMPARED.where(AnswerPairRow.run_id == run_id)).mappings():
+            figures = found.setdefault(row["judge"], {})
+            figures["compared"] = row["compared"]
+            for name in ("prompt_tokens", "completion_tokens"):
+                figures[name] = (figures.get(name) or 0) + row[name]
+            costs = [cost for cost in (figures.get("cost"), row["cost"]) if cost is not None]
+            figures["cost"] = sum(costs) if costs else None
+        return found
 
     def tokens_since(self, run_id: str, judge: str, since: float) -> int:
-        """Return the tokens that the judge used in all attempts after `since`."""
+        """Return the tokens that the judge used in all attempts after `since`. All tokens of a pair of answers count
+        as used in the newest attempt at it."""
         tokens = func.sum(JudgementRow.prompt_tokens + JudgementRow.completion_tokens)
-        statement = select(func.coalesce(tokens, 0)).where(
+        judged = select(func.coalesce(tokens, 0)).where(
             JudgementRow.run_id == run_id, JudgementRow.judge == judge, JudgementRow.created_at > since
         )
-        return int(self._connection.execute(statement).scalar_one())
+        tokens = func.sum(AnswerPairRow.prompt_tokens + AnswerPairRow.completion_tokens)
+        compared = select(func.coalesce(tokens, 0)).where(
+            AnswerPairRow.run_id == run_id, AnswerPairRow.judge == judge, AnswerPairRow.judged_at > since
+        )
+        return sum(int(self._connection.execute(each).scalar_one()) for each in (judged, compared))
 
     def newest_error(self, run_id: str, judge: str) -> str | None:
         """Return why the judge's newest attempt failed; None if it did not."""
@@ -168,3 +181,16 @@ class JudgementRepository:
 
     def add(self, row: dict[str, Any]) -> None:
         self._connection.execute(insert(JudgementRow).values(row))
+
+
+_COMPARED = (
+    select(
+        AnswerPairRow.judge,
+        func.count(AnswerPairRow.preference).label("compared"),
+        func.sum(AnswerPairRow.prompt_tokens).label("prompt_tokens"),
+        func.sum(AnswerPairRow.completion_tokens).label("completion_tokens"),
+        func.sum(AnswerPairRow.cost).label("cost"),
+    )
+    .where(AnswerPairRow.judge.is_not(None))
+    .group_by(AnswerPairRow.judge)
+)

@@ -8,7 +8,7 @@ import msgspec
 class JudgeView(msgspec.Struct, frozen=True, kw_only=True):
     """A judge and the attempts it has made, in all of its forms. `model` is the address of a verifier, or the
     function of a judge in Python. `cost` is None if no attempt had a price. `spread` is the mean of the votes'
-    spreads. `abstained` attempts said that they cannot tell.
+    spreads. `abstained` attempts said that they cannot tell. `compared` counts pairs of answers for versions' gates.
     `fingerprint` is None if the judge's prompt cannot be read.
     `problem` is why the newest attempt failed; None if it did not. `drift` is how its newest scores differ from those
     before; None if they do not."""
@@ -22,6 +22,7 @@ class JudgeView(msgspec.Struct, frozen=True, kw_only=True):
     scored: int = 0
     failed: int = 0
     abstained: int = 0
+    compared: int = 0
     mean_score: float | None = None
     spread: float | None = None
     prompt_tokens: int = 0

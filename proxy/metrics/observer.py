@@ -72,6 +72,12 @@ class Metrics:
             "Shadow answers that were not recorded, by the reason.",
             ("reason",),
         )
+        self._candidate_answers = Counts(
+            self.registry,
+            "base_rl_candidate_answers",
+            "Candidates' answers that nobody sees, by their outcome.",
+            ("outcome",),
+        )
         self._sessions_opened = Counts(
             self.registry, "base_rl_sessions_opened", "Sessions opened.", ("attributed_by",)
         )
@@ -186,6 +192,9 @@ class Metrics:
 
     def shadow_dropped(self, *, reason: str) -> None:
         self._shadows_dropped.add((reason,))
+
+    def candidate_answered(self, *, outcome: str) -> None:
+        self._candidate_answers.add((outcome,))
 
     def call_unrecorded(self, *, reason: str, dialect: str) -> None:
         self._unrecorded.add((reason, dialect))

@@ -172,6 +172,10 @@ class EnginePool:
         found = self._tracks.find(run_id, session_id, key_id)
         return None if found is None or found.version == self.serving(run_id) else found
 
+    def shadow(self, run_id: RunId) -> int | None:
+        """Return the candidate that answers a share of the run's prompts unseen; None without one."""
+        return self._tracks.shadow(run_id)
+
     def another_place(self, run_id: RunId, lost: EnginePlace) -> EnginePlace | None:
         """Return another engine that serves the run; None if there is none."""
         return choose_place(None, [place for place in self._ready_places(run_id) if place is not lost])

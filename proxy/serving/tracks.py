@@ -31,6 +31,10 @@ class RunTracks:
         tracks = self._tracks.get(run_id)
         return None if tracks is None else track_of(tracks, session_id, key_id)
 
+    def shadow(self, run_id: RunId) -> int | None:
+        """Return the candidate that answers a share of the run's prompts unseen; None without one."""
+        return next((track.version for track in self._tracks.get(run_id, ()) if track.is_shadow), None)
+
     def set_apart(self, run_id: RunId, controllers: Sequence[RunController]) -> None:
         """Give the run's versions beside the serving one an engine each, the last engines first. The first engine
         always serves the run."""

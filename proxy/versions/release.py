@@ -24,7 +24,7 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that a version answers: calls with a key, or a share of the sessions that began at `since` or later.
 
     `is_canary`: the version is on trial, so a call of the track that it cannot answer goes to the serving version. A
-    candidate that is evaluated has no share: it only needs an engine.
+    candidate that is evaluated, or that answers prompts unseen (`is_shadow`), has no share: it only needs an engine.
     """
 
     version: int
@@ -32,6 +32,7 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str | None = None
     share: float | None = None
     is_canary: bool = False
+    is_shadow: bool = False
 
 
 class Change(NamedTuple):
@@ -86,16 +87,27 @@ def in_use(connection: Connection, run_id: str) -> set[int]:
 def read_tracks(connection: Connection, runs: Sequence[RunView]) -> dict[str, tuple[Track, ...]]:
     """Return the tracks by run, the canary first; runs without any are omitted."""
     found: dict[str, list[Track]] = {}
-    shares = {run.id: run.settings.release.canary.share for run in runs}
+    releases = {run.id: run.settings.release for run in runs}
     trials = select(
-        PolicyVersionRow.run_id, PolicyVersionRow.version, PolicyVersionRow.state, PolicyVersionRow.canary_at
+        PolicyVersionRow.run_id,
+        PolicyVersionRow.version,
+        PolicyVersionRow.state,
+        PolicyVersionRow.shadow_at,
+        PolicyVersionRow.canary_at,
     ).where(PolicyVersionRow.state.in_(UNDECIDED))
-    # The canary, or else the oldest candidate, whose evaluation is due first.
+    # The canary, or else the shadow, or else the oldest candidate, whose evaluation is due first.
     is_candidate = PolicyVersionRow.state != VersionState.CANARY.value
-    for row in connection.execute(trials.order_by(is_candidate, PolicyVersionRow.version)):
-        if row.run_id in shares and row.run_id not in found:
-            share = shares[row.run_id] if row.state == VersionState.CANARY else 0.0
-            track = Track(version=row.version, since=row.canary_at or 0.0, share=share, is_canary=True)
+    has_no_shadow = PolicyVersionRow.shadow_at.is_(None)
+    for row in connection.execute(trials.order_by(is_candidate, has_no_shadow, PolicyVersionRow.version)):
+        if row.run_id in releases and row.run_id not in found:
+            release, is_canary = releases[row.run_id], row.state == VersionState.CANARY
+            track = Track(
+                version=row.version,
+                since=row.canary_at or 0.0,
+                share=release.canary.share if is_canary else 0.0,
+                is_canary=True,
+                is_shadow=not is_canary and row.shadow_at is not None and "shadow.share" in release.trials,
+            )
             found[row.run_id] = [track]
     holds = select(VersionHoldRow.__table__).join(
         PolicyVersionRow,

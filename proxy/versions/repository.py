@@ -364,6 +364,7 @@ _VERSIONS = select(
     PolicyVersionRow.rejected_because,
     PolicyVersionRow.metrics,
     PolicyVersionRow.created_at,
+    PolicyVersionRow.shadow_at,
     PolicyVersionRow.canary_at,
     PolicyVersionRow.served_at,
     PolicyVersionRow.swap_seconds,

@@ -60,6 +60,7 @@ KNOWN_EVENTS = (
     "version.released",
     "version.rolled_back",
     "version.served",
+    "version.shadow",
     "version.unpinned",
     "webhook.disabled",
     "weights.removed",

@@ -38,6 +38,7 @@ from proxy.sessions.service import SessionService
 from proxy.settings import DatabaseSettings, EngineSettings, ProviderSettings, RunSettings, ServerSettings, Settings
 from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import TrajectoryStore
+from proxy.versions.answer_pairs import AnswerPairs
 from tests.database import sqlite_database
 from tests.fakes.engine import FakeEngine
 from tests.fakes.load import new_load
@@ -60,6 +61,8 @@ class FakeSwaps:
         self.older: dict[int, Engine] = {}
         """Engines that older versions can be asked of."""
         self.version: int | None = 0
+        self.candidate: int | None = None
+        """The version that answers prompts unseen, at its engine in `older`."""
         self.rechecks = 0
         self.places: dict[int, EnginePlace] = {}
         self.concurrency = 64
@@ -77,6 +80,9 @@ class FakeSwaps:
 
     def track(self, run_id: RunId, session_id: str, key_id: str) -> None:
         return None
+
+    def shadow(self, run_id: RunId) -> int | None:
+        return self.candidate
 
     def another_place(self, run_id: RunId, lost: EnginePlace) -> EnginePlace | None:
         return self.place_at(self.spare) if self.spare is not None and lost.engine is not self.spare else None
@@ -106,9 +112,14 @@ class SeenTurns:
         self.dialects: list[str] = []
         self.unrecorded: list[tuple[str, str]] = []
         self.dropped: list[str] = []
+        self.outcomes: list[str] = []
+        """Those of candidates' answers that nobody sees."""
 
     def shadow_dropped(self, *, reason: str) -> None:
         self.dropped.append(reason)
+
+    def candidate_answered(self, *, outcome: str) -> None:
+        self.outcomes.append(outcome)
 
     def call_unrecorded(self, *, reason: str, dialect: str) -> None:
         self.unrecorded.append((reason, dialect))
@@ -212,6 +223,7 @@ def call_service(
         runs=store.runs,
         sessions=sessions,
         trajectories=trajectories,
+        pairs=AnswerPairs(database=store.database, signals=store.signals, clock=store.clock),
         swaps=swaps,
         clock=store.clock,
         observer=seen,
