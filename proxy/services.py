@@ -64,6 +64,7 @@ from proxy.usage.service import UsageService
 from proxy.versions.answer_pairs import AnswerPairs
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.retention import WeightRetention
+from proxy.versions.saving import UnsavedVersions
 from proxy.versions.service import VersionService
 from proxy.versions.steering import VersionSteering
 from proxy.webhooks.delivering import Delivery
@@ -94,6 +95,7 @@ class Services:
     steps: StepService
     versions: VersionService
     weight_retention: WeightRetention
+    unsaved_versions: UnsavedVersions
     version_steering: VersionSteering
     gates: GateService
     evaluator: Evaluator
@@ -128,6 +130,7 @@ def _inspector_of(settings: Settings) -> WeightsInspector:
             settings.weights_cache_dir,
             int(server.weights_cache_gigabytes * 1e9),
             url=server.weights_url,
+            memory=settings.weights_memory_dir,
             max_norm_change=server.max_norm_change,
         )
     except ImportError as error:
@@ -266,6 +269,7 @@ async def build_services(
         signals=signals,
         clock=clock,
         weights_dir=settings.weights_dir,
+        memory_dir=settings.weights_memory_dir,
         remove_stored=inspector.remove_stored,
     )
     stack.push_async_callback(deletion.aclose)
@@ -324,6 +328,7 @@ async def build_services(
         steps=StepService(database=database),
         versions=VersionService(database=database, clock=clock, signals=signals, inspector=inspector),
         weight_retention=WeightRetention(database=database, clock=clock, signals=signals),
+        unsaved_versions=UnsavedVersions(database=database, clock=clock, signals=signals, inspector=inspector),
         version_steering=VersionSteering(database=database, clock=clock, signals=signals),
         gates=GateService(database=database, signals=signals, clock=clock),
         evaluator=evaluator,

@@ -169,13 +169,18 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to publish a version and consume the claims' trajectories, in one transaction. A version that was
-    fitted to chosen data (`StepInputs.fit`) has no claims. `probe` is None from trainers that do not compute it."""
+    fitted to chosen data (`StepInputs.fit`) has no claims. `probe` is None from trainers that do not compute it.
+
+    If not `is_saved`, the weights are in shared memory (`contract.memory`), and their directory does not exist yet.
+    The version becomes the head and is served, and consumes its claims when the trainer reports that it is saved.
+    """
 
     claim_ids: tuple[ClaimId, ...]
     parent_version: int
     weights: WeightsReference
     step: StepReport
     probe: Probe | None = None
+    is_saved: bool = True
 
 
 class CommitReply(msgspec.Struct, frozen=True, kw_only=True):

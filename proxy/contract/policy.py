@@ -110,6 +110,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     `weights_kind` is `full`, or `adapter` if each version of the run must be an adapter. `trainer` has the run's own
     settings of the trainer, nested by section as in the file.
+
+    If not `is_saved`, the version is in its trainer's memory and perhaps nowhere else, and its claims are still
+    leased. A trainer that finds such a head at its start has it taken back, and trains from the one before.
     """
 
     run_id: RunId
@@ -122,6 +125,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | None = None
     weights_kind: str = "full"
     trainer: dict[str, Any] = {}
+    is_saved: bool = True
 
 
 MAX_VERSION = 2**31 - 1

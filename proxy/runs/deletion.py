@@ -38,8 +38,8 @@ _LOG = logger(__name__)
 
 
 class RunDeletion:
-    """Deletes runs. `weights_dir` is the directory below which trainers publish; `remove_stored` removes a run's
-    versions from an object store."""
+    """Deletes runs. `weights_dir` is the directory below which trainers publish, `memory_dir` the one in shared
+    memory; `remove_stored` removes a run's versions from an object store."""
 
     def __init__(
         self,
@@ -48,12 +48,14 @@ class RunDeletion:
         signals: Signals,
         clock: Clock,
         weights_dir: Path,
+        memory_dir: Path | None = None,
         remove_stored: Callable[[str], None] | None = None,
     ) -> None:
         self._database = database
         self._signals = signals
         self._clock = clock
         self._weights_dir = weights_dir
+        self._memory_dir = memory_dir
         self._remove_stored = remove_stored
         # One run at a time in this process: two would only compete for the database.
         self._lock = asyncio.Lock()
@@ -111,6 +113,8 @@ class RunDeletion:
         # After the rows that only this run reads, and before the versions: they name the directories to remove.
         uris = await self._database.read(lambda connection: DeletionRepository(connection).own_weights(run_id))
         await asyncio.to_thread(remove_weights, self._weights_dir, run_id, uris)
+        if self._memory_dir is not None:
+            await asyncio.to_thread(remove_weights, self._memory_dir, run_id, [])
         if self._remove_stored is not None:
             await asyncio.to_thread(self._remove_stored, run_id)
         if await self._database.commit(lambda connection: DeletionRepository(connection).delete_rest(run_id)):

@@ -19,7 +19,7 @@ from proxy.errors import StorageUnavailable, StoreUnavailable, WeightsRejected
 from proxy.lifecycle.signals import Signals
 from proxy.log import logger
 from proxy.serving.base_models import BaseModelCheck
-from proxy.serving.checks import TargetCheck
+from proxy.serving.checks import TargetCheck, shares_memory
 from proxy.serving.faults import VersionFaults
 from proxy.serving.health import EngineHealth
 from proxy.serving.leases import Lease, SoleLease
@@ -102,7 +102,9 @@ class RunController(ABC):
         self._records = ServingRecords(database=setup.database, signals=signals, clock=setup.clock, run_id=run_id)
         self._health = EngineHealth(setup.engine, self._records, run_id, setup.engine_name or setup.engine.name)
         self._base_model = BaseModelCheck()
-        self._check = TargetCheck(setup.inspector, finished=signals.versions.notify)
+        self._check = TargetCheck(
+            setup.inspector, finished=signals.versions.notify, reads_memory=shares_memory(setup.engine.name)
+        )
         self._faults = VersionFaults(
             self._records,
             Rejections(database=setup.database, signals=signals, clock=setup.clock, run_id=run_id),
@@ -185,9 +187,14 @@ class RunController(ABC):
 
     async def _read_target(self) -> Target:
         """Return the version that the engine should serve. Raises StoreUnavailable."""
-        target = await self._records.read_target(self.apart)
-        self.wanted = (asyncio.get_running_loop().time(), target.version)
-        return self._check.placed(target)
+        target = self._check.placed(await self._records.read_target(self.apart))
+        if not (target.is_saved or target.is_in_memory):
+            # This engine cannot see it yet; after a restart of the machine perhaps nobody ever will. The version
+            # before is on the disk.
+            before = self._check.placed(await self._records.read_good_before(target.version))
+            target = msgspec.structs.replace(before, unseen=target.version)
+        self.wanted = (asyncio.get_running_loop().time(), target.unseen or target.version)
+        return target
 
     async def _may_load(self, target: Target) -> bool:
         """Return whether the target's files are good. While their check runs, they are not; its end wakes the

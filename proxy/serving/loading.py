@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from proxy.contract.identifiers import RunId
+from proxy.contract.memory import reading
 from proxy.contract.policy import parse_weight_label, weight_label
 from proxy.engines.protocol import Engine, EngineInfo, PauseMode
 from proxy.errors import EngineFailed
@@ -72,10 +73,20 @@ class WeightLoader:
     async def _give(self, target: Target, label: str) -> None:
         self._faults.version_given(target)
         try:
-            await self._engine.load_weights(target.path, label)
+            await self._load_from(target, label)
         finally:
             # Again: the time of suspicion runs from the end of the load, which may take minutes.
             self._faults.version_given(target)
+
+    async def _load_from(self, target: Target, label: str) -> None:
+        if not target.is_in_memory:
+            await self._engine.load_weights(target.path, label)
+            return
+        # The trainer removes versions from memory as soon as newer ones are there.
+        with reading(Path(target.path)) as is_there:
+            if not is_there:
+                raise EngineFailed("the version was removed from memory before it was loaded")
+            await self._engine.load_weights(target.path, label)
 
     async def resume(self) -> bool:
         """Resume generation and return whether that worked. The attempts continue even if the caller is cancelled."""

@@ -58,7 +58,11 @@ class SwapController(RunController):
             await self._health.report_lost(problem)
             return
         await self._faults.engine_lives(target, loaded)
-        is_due = loaded != target.version and self._faults.is_due(target.version) and not self._must_wait()
+        is_due = (
+            (loaded is None or loaded not in (target.version, target.unseen))
+            and self._faults.is_due(target.version)
+            and not self._must_wait()
+        )
         # Another engine of the run loads now; its end wakes this loop. An engine that serves nothing does not wait.
         is_due = is_due and (loaded is None or not self._turn.locked())
         if is_due and await self._may_load(target):
@@ -113,6 +117,9 @@ class SwapController(RunController):
                 self._health.version = None
             reason = str(error) or type(error).__name__
             is_refusal = isinstance(error, EngineFailed)
+            if is_refusal and target.is_in_memory:
+                self._check.refused(target)
+                is_refusal = False
             await self._faults.load_failed(target.version, reason, is_version_at_fault=is_refusal)
             after = await self._ask()
             self._health.version = None if after is None else await self._usable_version(after, target)

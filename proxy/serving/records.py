@@ -8,11 +8,13 @@ from sqlalchemy import Connection
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import Probe, WeightsFormat, WeightsReference
+from proxy.database.rows import AnyRow
 from proxy.database.unit_of_work import Database
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
 from proxy.lifecycle.weights import weights_of
 from proxy.versions.repository import VersionRepository
+from proxy.versions.withdrawal_repository import WithdrawalRepository
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -21,7 +23,10 @@ class Target(msgspec.Struct, frozen=True):
 
     `recorded` is the version that the store records as served, `deaths` the number of engines that died of the
     target. `probe` is the trainer's, to prove that an engine computes with the version. `local` is the directory of
-    the version's whole files, if it is another one than that of `weights`.
+    the version's whole files, if it is another one than that of `weights`. Before the version `is_saved`, the
+    directory of `weights` does not exist, and the files are in the trainer's memory; `is_in_memory` if `local` is
+    there. `unseen` is the newer version that should be served and is not saved yet, of which this machine sees
+    nothing; another proxy may have given it to the engine.
     """
 
     version: int
@@ -31,6 +36,9 @@ class Target(msgspec.Struct, frozen=True):
     deaths: int
     probe: Probe | None = None
     local: str | None = None
+    is_saved: bool = True
+    is_in_memory: bool = False
+    unseen: int | None = None
 
     @property
     def path(self) -> str:
@@ -54,17 +62,18 @@ class ServingRecords:
 
     async def read_target(self, version: int | None = None) -> Target:
         """Return this version, or by default the one that should serve the run."""
-        run, row = await self._database.read(
-            lambda connection: VersionRepository(connection).target(self._run_id, version)
+        return _target(
+            *await self._database.read(lambda connection: VersionRepository(connection).target(self._run_id, version))
         )
-        return Target(
-            row.version,
-            run.base_model,
-            weights_of(row),
-            run.serving_version,
-            int(row.engine_deaths),
-            None if row.probe is None else msgspec.convert(row.probe, Probe),
-        )
+
+    async def read_good_before(self, version: int) -> Target:
+        """Return the newest version before this one that is neither rejected nor rolled back."""
+
+        def read(connection: Connection) -> tuple[AnyRow, AnyRow]:
+            good = WithdrawalRepository(connection).newest_good(self._run_id, before=version)
+            return VersionRepository(connection).target(self._run_id, good)
+
+        return _target(*await self._database.read(read))
 
     async def may_serve(self, version: int) -> bool:
         """Return whether the store knows the version and it is not rejected."""
@@ -99,3 +108,15 @@ class ServingRecords:
             lambda connection: append_event(connection, run_id=self._run_id, kind=kind, data=data, now=now)
         )
         self._signals.events.notify()
+
+
+def _target(run: AnyRow, row: AnyRow) -> Target:
+    return Target(
+        row.version,
+        run.base_model,
+        weights_of(row),
+        run.serving_version,
+        int(row.engine_deaths),
+        None if row.probe is None else msgspec.convert(row.probe, Probe),
+        is_saved=row.is_saved,
+    )

@@ -18,6 +18,7 @@ from proxy.contract.configuration import (
     merge,
     read_config_file,
 )
+from proxy.contract.memory import default_memory_directory
 from proxy.settings import runs as run_tables
 from proxy.settings.database import DatabaseSettings
 from proxy.settings.engine import EngineName, EngineSettings, NamedEngineSettings
@@ -102,6 +103,11 @@ class Settings(Section):
     def weights_cache_dir(self) -> Path:
         """The directory for whole files of versions that trainers publish as differences."""
         return (self.server.weights_cache_dir or self.server.data_dir / "weights-cache").resolve()
+
+    @property
+    def weights_memory_dir(self) -> Path:
+        """The directory in shared memory in which trainers on this machine publish."""
+        return (self.server.weights_memory_dir or default_memory_directory()).resolve()
 
 
 def load_settings(

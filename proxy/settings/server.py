@@ -34,6 +34,9 @@ class ServerSettings(Section):
     weights_cache_dir: Path | None = None
     """Files of versions that are fetched from an object store or published as differences, from which engines read;
     default: `weights-cache` in the data directory."""
+    weights_memory_dir: Path | None = None
+    """Shared memory in which trainers on this machine publish (`trainer.weights.memory_directory`); default:
+    /dev/shm/base-rl-UID."""
     weights_cache_gigabytes: PositiveFloat = 50.0
     """Bound on that directory, beyond which versions that were used longest ago are removed."""
     exports_dir: Path | None = None

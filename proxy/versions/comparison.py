@@ -44,7 +44,7 @@ class ParentComparison:
         self._is_cancelled = is_cancelled
         self._most = most
         self._sizes: dict[str, Sizes] = {}
-        """By a version's directory and checksum, or the name of a base model."""
+        """By a version's name and checksum, or the name of a base model."""
 
     def learn(self, weights: WeightsReference, squares: Mapping[str, float], headers: Mapping[str, Header]) -> None:
         """Remember a version by the sums of squares that a reading of its files has given."""
@@ -98,4 +98,5 @@ class ParentComparison:
 
 
 def _key(weights: WeightsReference) -> str:
-    return f"{weights.uri} {weights.sha256}"
+    # Without the place: a version may be read in memory first, and on the disk later.
+    return f"{'/'.join(Path(weights.uri).parts[-2:])} {weights.sha256}"

@@ -3,6 +3,11 @@
     GET  /api/v1/runs/{run}/head        Head, in MessagePack: the version to train from; 410 if the run is archived
     POST /api/v1/runs/{run}/versions    CommitRequest → CommitReply, in MessagePack; 409 if the head has moved or a
                                         lease has expired
+    POST /api/v1/runs/{run}/versions/{version}/saved
+                                        WeightsReference → CommitReply, in MessagePack: a version that was committed
+                                        from memory is on the disk now; 409 if it was taken back meanwhile
+    POST /api/v1/runs/{run}/versions/take-back
+                                        → Head, in MessagePack: takes the head back if it is not on the disk
     GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…], "head", "serving", "pinned", "promoted"}, in
                                         JSON, newest first
     POST /api/v1/runs/{run}/versions/prune
@@ -13,19 +18,22 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse, Response
 
 from proxy.auth.access import Right
 from proxy.contract.claim import CommitRequest
-from proxy.contract.policy import PruneRequest
+from proxy.contract.policy import MAX_VERSION, PruneRequest, WeightsReference
 from proxy.http.messages import message_body, message_response
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.runs.http import trained_run, trainers_run
 from proxy.runs.served import ServedRuns
 from proxy.versions.retention import WeightRetention
+from proxy.versions.saving import UnsavedVersions
 from proxy.versions.service import VersionService
 from proxy.versions.steering import VersionSteering
 
@@ -54,6 +62,22 @@ async def commit(request: Request, run: str) -> Response:
     of_run = await trainers_run(request, run)
     commit_request = await message_body(request, CommitRequest)
     return message_response(await versions_of(request).commit(of_run, commit_request))
+
+
+@router.post("/versions/{version}/saved")
+async def saved(request: Request, run: str, version: Annotated[int, Path(ge=0, le=MAX_VERSION)]) -> Response:
+    """Record that a version's directory is on the disk, and consume its claims."""
+    of_run = await trainers_run(request, run)
+    weights = await message_body(request, WeightsReference)
+    return message_response(await service(request, UnsavedVersions).save(of_run, version, weights))
+
+
+@router.post("/versions/take-back")
+async def take_back(request: Request, run: str) -> Response:
+    """Take the head back if it is not on the disk, and return the head."""
+    of_run = await trainers_run(request, run)
+    await service(request, UnsavedVersions).take_back(of_run)
+    return message_response(await versions_of(request).head(of_run))
 
 
 @router.post("/versions/prune")

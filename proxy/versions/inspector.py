@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from proxy.contract.delta import DeltaUnusable, LocalWeights, is_delta
+from proxy.contract.memory import place_in_memory
 from proxy.contract.object_store import ObjectStore
 from proxy.contract.policy import WeightsReference
 from proxy.errors import StorageUnavailable, WeightsMissing, WeightsRejected
@@ -27,6 +28,7 @@ from proxy.versions.weights import (
     list_files,
     locate,
     read_base,
+    resolve_below,
 )
 
 # How long a passed check stays valid while no file changes: long enough for the load that follows a commit, too short
@@ -43,8 +45,8 @@ _REMEMBERED = 64
 class WeightsInspector:
     """Checks versions below the storage `root`. Whole files of versions that are stored as differences are made in
     `cache`, which is kept below `cache_bytes`. Versions that are not below `root` are fetched into it from the object
-    store `url`. Repeated and concurrent requests for one version share one check. A tensor's size may change by a
-    factor of `max_norm_change` from a version to the next."""
+    store `url`. Copies of versions in shared memory are below `memory`. Repeated and concurrent requests for one
+    version share one check. A tensor's size may change by a factor of `max_norm_change` between versions."""
 
     def __init__(
         self,
@@ -53,9 +55,11 @@ class WeightsInspector:
         cache_bytes: int = 0,
         *,
         url: str | None = None,
+        memory: Path | None = None,
         max_norm_change: float = 10.0,
     ) -> None:
         self._root = root
+        self._memory = memory
         self._local = LocalWeights(cache or root / ".whole", cache_bytes, self._locate)
         self._stopping = threading.Event()
         self._stored: StoredVersions | None = None
@@ -75,6 +79,44 @@ class WeightsInspector:
 
         Raises WeightsRejected with the reason, and StorageUnavailable if the files cannot be read now.
         """
+        if self._memory is not None and Path(weights.uri).is_relative_to(self._memory):
+            raise WeightsRejected(f"{weights.uri} is in memory, and a version needs a directory on the disk")
+        await self._check_once(weights, base_model)
+
+    async def check_in_memory(self, weights: WeightsReference, base_model: str) -> None:
+        """Check a version's copy in shared memory as `check` does. Its directory on the disk need not exist yet.
+
+        Raises WeightsMissing also if there is no copy in this machine's memory.
+        """
+        resolve_below(weights, self._root)
+        copy = self.in_memory(weights)
+        if copy is None:
+            raise WeightsMissing(
+                f"{Path(weights.uri).name} is not in {self._memory}: run trainer and proxy on one machine with"
+                " trainer.weights.memory_directory = server.weights_memory_dir, or set trainer.weights.type to disk",
+                is_storage_there=False,
+            )
+        await self._check_once(copy, base_model)
+
+    async def check_listing(self, weights: WeightsReference) -> None:
+        """Check that a version's directory has its files in their sizes, without reading them.
+
+        Raises WeightsRejected, StorageUnavailable.
+        """
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._list, weights)
+
+    def in_memory(self, weights: WeightsReference) -> WeightsReference | None:
+        """Return the reference to a version's copy in this machine's shared memory; None without one."""
+        try:
+            place = None if self._memory is None else place_in_memory(weights, self._memory)
+        except ValueError:
+            return None
+        if place is None or not place.is_dir():
+            return None
+        return msgspec.structs.replace(weights, uri=str(place))
+
+    async def _check_once(self, weights: WeightsReference, base_model: str) -> None:
         key = msgspec.msgpack.encode((weights, base_model))
         task = self._running.get(key)
         if task is None:
@@ -127,7 +169,15 @@ class WeightsInspector:
         directory = Path(weights.uri)
         return directory.is_absolute() and directory.is_relative_to(self._root) and directory.is_dir()
 
+    def _list(self, weights: WeightsReference) -> None:
+        try:
+            check_files(weights, locate(weights, self._root))
+        except OSError as error:
+            raise StorageUnavailable(f"{weights.uri} cannot be read: {error.strerror or error}") from error
+
     def _locate(self, weights: WeightsReference) -> Path:
+        if self._memory is not None and Path(weights.uri).is_relative_to(self._memory):
+            return locate(weights, self._memory)
         # Versions from before the checksums of all files cannot be fetched, because nothing names their objects.
         if self._stored is None or not weights.files or self._is_here(weights):
             directory = locate(weights, self._root)

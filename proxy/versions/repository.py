@@ -144,8 +144,9 @@ class VersionRepository:
         row = self._connection.execute(statement).one_or_none()
         return row.version if row is not None and set(row.claim_ids) == set(claim_ids) else None
 
-    def fitted_as(self, run_id: str, parent: int, weights: WeightsReference) -> int | None:
-        """Return the version that was fitted from this parent with these weights; None without one."""
+    def made_as(self, run_id: str, parent: int, weights: WeightsReference) -> int | None:
+        """Return the version that was made from this parent with these weights; None without one. Unlike
+        `committed_as`, it finds versions that have consumed no claims: fitted ones, and those not saved yet."""
         statement = select(PolicyVersionRow.version).where(
             PolicyVersionRow.run_id == run_id,
             PolicyVersionRow.parent_version == parent,
@@ -153,6 +154,14 @@ class VersionRepository:
             PolicyVersionRow.weights_sha256 == weights.sha256,
         )
         return self._connection.execute(statement.limit(1)).scalar_one_or_none()
+
+    def mark_saved(self, run_id: str, version: int, weights: WeightsReference) -> None:
+        """Record that a version's directory is on the disk, with the checksums of all its files."""
+        self._connection.execute(
+            update(PolicyVersionRow)
+            .where(PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version)
+            .values(is_saved=True, weights_files=weights.files)
+        )
 
     def dead_claims(self, run_id: str, claim_ids: Sequence[ClaimId], now: float) -> list[ClaimId]:
         """Return the claims that are not this run's, are not leased any more, or whose lease has expired."""
@@ -184,6 +193,7 @@ class VersionRepository:
                     weights_sha256=weights.sha256,
                     weights_bytes=weights.bytes,
                     weights_files=weights.files or None,
+                    is_saved=request.is_saved,
                     claim_ids=list(request.claim_ids),
                     config_hash=step.config_hash,
                     seed=step.seed,
@@ -224,14 +234,20 @@ class VersionRepository:
             .where(SessionRow.claim_id.in_(claim_ids), SessionRow.training == TrainingState.LEASED.value)
             .values(training=TrainingState.CONSUMED.value, consumed_by=version)
         )
-        handed_out = self._connection.execute(
-            select(func.count()).select_from(ClaimedSessionRow).where(ClaimedSessionRow.claim_id.in_(claim_ids))
-        ).scalar_one()
+        handed_out = self.count_sessions(claim_ids)
         if consumed.rowcount != handed_out:
             raise Conflict(f"of {handed_out} claimed sessions only {consumed.rowcount} are still leased")
-        self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=version))
+        self.move_head(run_id, version)
         settle(self._connection, self._rewarded_meanwhile(claim_ids), now=now)
-        return int(handed_out)
+        return handed_out
+
+    def move_head(self, run_id: str, version: int) -> None:
+        self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=version))
+
+    def count_sessions(self, claim_ids: Sequence[ClaimId]) -> int:
+        """Return the number of sessions that were handed out with these claims."""
+        statement = select(func.count()).select_from(ClaimedSessionRow)
+        return int(self._connection.execute(statement.where(ClaimedSessionRow.claim_id.in_(claim_ids))).scalar_one())
 
     def _rewarded_meanwhile(self, claim_ids: Sequence[ClaimId]) -> list[str]:
         """Return the claims' sessions with rewards that came after the claim, which were not trained on."""

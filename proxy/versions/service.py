@@ -67,6 +67,7 @@ class VersionService:
             max_new_tokens=run.settings.max_new_tokens,
             weights_kind=run.settings.weights,
             trainer=run.settings.trainer,
+            is_saved=version.is_saved,
         )
 
     async def list_(self, run: RunView) -> list[VersionView]:
@@ -94,8 +95,10 @@ class VersionService:
         """Create the next version and consume the claims' trajectories, both or neither.
 
         A repeated commit, with the same claims and the same weights, gets the same answer. Raises Conflict if the
-        parent is not the head or a claim's lease has expired; WeightsRejected, with nothing consumed, for weights
-        that no engine should load; StorageUnavailable while they cannot be read.
+        parent is not the head or not saved, or a claim's lease has expired; WeightsRejected, with nothing consumed,
+        for weights that no engine should load; StorageUnavailable while they cannot be read.
+
+        A version in shared memory consumes nothing yet (`UnsavedVersions`).
 
         An expired lease is refused even if nobody has claimed the trajectories since: otherwise the outcome would
         depend on whether another trainer happened to ask meanwhile.
@@ -106,7 +109,10 @@ class VersionService:
         if isinstance(found, CommitReply):
             return found
         # Gigabytes may have to be read for the check, so it comes before the transaction and after the cheap checks.
-        await self._inspector.check(request.weights, run.base_model)
+        if request.is_saved:
+            await self._inspector.check(request.weights, run.base_model)
+        else:
+            await self._inspector.check_in_memory(request.weights, run.base_model)
         floor = FIT_FLOOR if _fit_of(request) is not None else STEP_FLOOR
         await self._inspector.compare(request.weights, found, run.base_model, floor=floor)
         reply = await self._database.commit(partial(_commit, run=run, request=request, clock=self._clock))
@@ -129,11 +135,17 @@ def _commit(connection: Connection, *, run: RunView, request: CommitRequest, clo
     # Rejected versions may lie beyond the head, and a number is never used twice.
     version = repository.newest(run.id) + 1
     repository.insert_version(run.id, version, request, now=now)
+    if request.is_saved:
+        sessions = repository.consume(run.id, request.claim_ids, version, now=now)
+    else:
+        # The claims stay leased: if the version is lost before it is on the disk, they expire and are trained again.
+        sessions = repository.count_sessions(request.claim_ids)
+        repository.move_head(run.id, version)
     data = {
         "version": version,
         "parent": request.parent_version,
         "claims": len(request.claim_ids),
-        "sessions": repository.consume(run.id, request.claim_ids, version, now=now),
+        "sessions": sessions,
         "metrics": storable(request.step.metrics),
     }
     enter(repository, run, version, parent=request.parent_version)
@@ -159,14 +171,21 @@ def _repetition(
 ) -> CommitReply | None:
     """Return the reply of the same commit made before, if there was one. Raise Conflict if the head has moved."""
     head = repository.run(run.id, lock=lock).head_version
+    version = None
     if request.claim_ids:
         version = repository.committed_as(run.id, request.claim_ids, request.weights.sha256)
-    else:
-        version = repository.fitted_as(run.id, request.parent_version, request.weights)
+    if version is None and not (request.claim_ids and request.is_saved):
+        version = repository.made_as(run.id, request.parent_version, request.weights)
     if version is not None:
         return CommitReply(version=version, repeated=True)
     if request.parent_version != head:
         raise Conflict(f"the head is version {head}, not {request.parent_version}", param="parent_version")
+    if not repository.version(run.id, head).is_saved:
+        raise Conflict(
+            f"version {head} is in its trainer's memory and not on the disk yet: commit again when it is, or start"
+            " the trainer again, which takes it back",
+            param="parent_version",
+        )
     return None
 
 

@@ -54,6 +54,25 @@ def locate(weights: WeightsReference, root: Path) -> Path:
     Raises WeightsRejected for a path that cannot be valid, WeightsMissing if there is no such directory,
     StorageUnavailable if the storage cannot be read.
     """
+    resolved = resolve_below(weights, root)
+    try:
+        if resolved.is_dir():
+            return resolved
+        is_storage_there = resolved.parent.is_dir()
+    except OSError as error:
+        raise StorageUnavailable(f"{weights.uri} cannot be read: {error.strerror or error}") from error
+    raise WeightsMissing(
+        f"there is no directory {weights.uri}: the proxy has to see the trainer's weights under the same path",
+        param="weights.uri",
+        is_storage_there=is_storage_there,
+    )
+
+
+def resolve_below(weights: WeightsReference, root: Path) -> Path:
+    """Return the path of a version's directory, which need not exist, after checking that it is below `root`.
+
+    Raises WeightsRejected for a path that cannot be valid, StorageUnavailable if the storage cannot be read.
+    """
     if len(weights.uri) > _MAX_PATH or "\0" in weights.uri:
         raise WeightsRejected(f"weights.uri must be a path of at most {_MAX_PATH} characters", param="weights.uri")
     directory = Path(weights.uri)
@@ -67,20 +86,14 @@ def locate(weights: WeightsReference, root: Path) -> Path:
                 " or server.weights_dir to where trainers publish",
                 param="weights.uri",
             )
-        if resolved.is_dir():
-            return resolved
-        is_storage_there = resolved.parent.is_dir()
+        resolved.exists()  # raises for a name that is too long
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise WeightsRejected(
                 "a name in weights.uri is longer than the file system allows", param="weights.uri"
             ) from error
         raise StorageUnavailable(f"{weights.uri} cannot be read: {error.strerror or error}") from error
-    raise WeightsMissing(
-        f"there is no directory {weights.uri}: the proxy has to see the trainer's weights under the same path",
-        param="weights.uri",
-        is_storage_there=is_storage_there,
-    )
+    return resolved
 
 
 def check_files(weights: WeightsReference, directory: Path) -> Signature:

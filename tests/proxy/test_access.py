@@ -45,6 +45,8 @@ RIGHTS = {
     "GET /api/v1/runs/{run}/versions": Right.READ_TRAINING,
     "POST /api/v1/runs/{run}/versions": Right.TRAIN,
     "POST /api/v1/runs/{run}/versions/prune": Right.TRAIN,
+    "POST /api/v1/runs/{run}/versions/take-back": Right.TRAIN,
+    "POST /api/v1/runs/{run}/versions/{version}/saved": Right.TRAIN,
     "GET /api/v1/runs/{run}/export": Right.READ_TRAINING,
     "GET /api/v1/runs/{run}/export/preferences": Right.READ_TRAINING,
     "POST /api/v1/runs/{run}/import": Right.CHANGE,

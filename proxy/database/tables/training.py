@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    Boolean,
     Float,
     ForeignKey,
     Index,
@@ -13,6 +14,7 @@ from sqlalchemy import (
     LargeBinary,
     String,
     Text,
+    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -79,6 +81,8 @@ class PolicyVersionRow(Base):
     """The time from which its weights may be missing on disk (`versions/retention.py`)."""
     weights_files: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
     """SHA-256 of every file by path; null for versions older than this column."""
+    is_saved: Mapped[bool] = mapped_column(Boolean, default=True, server_default=text("true"))
+    """Whether its directory is on the disk. Until then it is in shared memory, and its claims stay leased."""
     rejected_because: Mapped[str | None] = mapped_column(Text)
     rejected_at: Mapped[float | None] = mapped_column(Float)
     """The reason and the time of the rejection, or of the rollback."""

@@ -33,8 +33,8 @@ from tests.proxy.versions.publishing import inspector as new_inspector
 class SwappedEngine(FakeEngine):
     """Delays, or fails, the requests of a swap. `stopped` is true between a pause and the resume."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda _request: (), model_path="base/model")
+    def __init__(self, address: str = "fake://engine") -> None:
+        super().__init__(lambda _request: (), model_path="base/model", address=address)
         self.load_error: BaseRlError | None = None
         self.info_error: BaseRlError | None = None
         self.failing_resumes = 0
