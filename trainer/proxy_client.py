@@ -27,7 +27,7 @@ from proxy.contract.claim import (
     ReleasedClaims,
 )
 from proxy.contract.identifiers import ClaimId
-from proxy.contract.policy import Head, PruneReply, PruneRequest
+from proxy.contract.policy import Head, PruneReply, PruneRequest, WeightsReference
 from proxy.contract.replay import StepBatch
 from proxy.contract.states import RunState
 from trainer.errors import ClaimLost, HeadMoved, ProxyRefused, ProxySilent, RunArchived, TrainerError
@@ -100,6 +100,15 @@ class ProxyClient:
             if head.version != request.parent_version:
                 raise HeadMoved(f"the head is version {head.version}, not {request.parent_version}") from error
             raise
+
+    def saved(self, version: int, weights: WeightsReference) -> CommitReply:
+        """Report that the directory of a version that was committed from memory is on the disk. Raises ClaimLost if
+        the version was taken back or a claim has lost its lease, ProxyRefused."""
+        return self._patiently("POST", f"/versions/{version}/saved", weights, CommitReply)
+
+    def take_back(self) -> Head:
+        """Take the head back if it is not on the disk, and return the head. Raises ProxyRefused."""
+        return self._patiently("POST", "/versions/take-back", None, Head)
 
     def step_batch(self, version: int) -> StepBatch:
         """Return the record of the step that made a version. One attempt, because a person waits for the result.

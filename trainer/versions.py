@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -85,7 +85,7 @@ class Versions:
             self._pending = None
         self._knows_numbers = False
         self._ranks.from_first(self._claims.give_back)
-        head = self._ranks.from_first(self._client.head)
+        head = self._ranks.from_first(self._head_on_disk)
         garbage = self._ranks.from_first(lambda: self.publisher.collect(head))
         state = self.publisher.restore(head, self._learner.model, self._learner.divided())
         if head.version == 0 and head.weights is not None:
@@ -103,6 +103,15 @@ class Versions:
             _log.warning("the trainer state has no spread of rewards: it is estimated anew", version=head.version)
         _log.info("training from", version=head.version, optimizer_steps=self._learner.steps, removed=garbage)
         return head, means
+
+    def _head_on_disk(self) -> Head:
+        """Return the head. One that another trainer has left in memory is taken back first: its claims were never
+        consumed, and its trainer state is lost."""
+        head = self._client.head()
+        if head.is_saved:
+            return head
+        _log.warning("the head is not on the disk, so it is taken back", version=head.version)
+        return self._client.take_back()
 
     def seed(self, head: Head) -> int:
         """Return the seed of the step that follows `head`. It depends on the version alone, so a step can be
@@ -151,6 +160,10 @@ class Versions:
         def publish() -> Head:
             staged = self.publisher.stage(head, tensors, state, with_tensors=due)
             made = self._ranks.from_first(lambda: self._commit(head, staged, consumed, step, probe))
+            if staged.save is not None:
+                staged = self._save(made.version, staged, staged.save)
+                made = msgspec.structs.replace(made, weights=staged.weights)
+            self._ranks.from_first(lambda: self._settle(staged, consumed))
             self._ranks.from_first(lambda: self._remove_old(made))
             return made
 
@@ -197,15 +210,43 @@ class Versions:
                     weights=staged.weights,
                     step=step,
                     probe=probe,
+                    is_saved=staged.save is None,
                 )
             )
         except Superseded:
             self.publisher.discard(staged)
             raise
-        # Settled only now: if the process dies before this line, the next trainer settles the head.
+        return msgspec.structs.replace(head, version=reply.version, weights=staged.weights)
+
+    def _save(self, version: int, staged: Staged, save: Callable[[], Staged]) -> Staged:
+        """Make a committed version durable and report it. A collective.
+
+        Raises Superseded if the version was taken back meanwhile, WeightsUnusable if the disk refuses it; the version
+        is then taken back.
+        """
+        try:
+            saved = save()
+        except WeightsUnusable:
+            # Engines return to a version that survives a restart. If the proxy is silent, the next trainer does this.
+            with suppress(TrainerError):
+                self._ranks.from_first(self._client.take_back)
+            self._ranks.from_first(lambda: self.publisher.discard(staged))
+            raise
+
+        def report() -> None:
+            try:
+                self._client.saved(version, saved.weights)
+            except Superseded:
+                self.publisher.discard(saved)
+                raise
+
+        self._ranks.from_first(report)
+        return saved
+
+    def _settle(self, staged: Staged, consumed: Consumption) -> None:
+        # Only now: if the process dies before this line, the next trainer settles the head.
         self.publisher.settle(staged)
         self._claims.consumed(consumed.claim_ids)
-        return msgspec.structs.replace(head, version=reply.version, weights=staged.weights)
 
     def settled(self, head: Head) -> Head:
         """Return the head, which has its weights if the version behind has been committed. Never waits.

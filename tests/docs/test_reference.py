@@ -36,7 +36,14 @@ from proxy.settings import (
 from tests.docs.markdown import ROOT, code, rows, sections
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS
-from trainer.config import AlgorithmSettings, DeltaWeights, TrainerSettings
+from trainer.config import (
+    AlgorithmSettings,
+    DeltaWeights,
+    DiskWeights,
+    SharedDirectory,
+    TensorsWeights,
+    TrainerSettings,
+)
 from trainer.fit.command import main as fit_main
 
 NOT_SET = "–"
@@ -80,8 +87,9 @@ SECTIONS = dict(configuration())
 
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields of a section by their names in the configuration."""
-    return {field.alias or key: field for key, field in model.model_fields.items()}
+    """Return the fields of a section by their names in the configuration: of one with several types, those of all."""
+    models = (DiskWeights, DeltaWeights, TensorsWeights) if issubclass(model, SharedDirectory) else (model,)
+    return {field.alias or key: field for each in models for key, field in each.model_fields.items()}
 
 
 def settings_table(name: str) -> dict[str, list[str]]:
@@ -106,7 +114,7 @@ def test_the_documented_defaults_are_the_defaults(name: str) -> None:
             assert cells[2] == "required", key
             continue
         default = fields_of(model)[key].get_default(call_default_factory=True)
-        if (model, key) == (DeltaWeights, "type"):
+        if issubclass(model, SharedDirectory) and key == "type":
             assert value(cells[2]) == "disk"
         elif isinstance(default, BaseModel):
             assert cells[2] == "", f"{key} is a section"

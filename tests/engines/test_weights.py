@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -23,8 +25,9 @@ from proxy.versions.inspector import WeightsInspector
 from proxy.versions.tensor_digests import TensorDigests
 from tests.engines.conftest import Models, Reference, Server, sglang_venv
 from tests.engines.generating import PROMPT, Answer, ask, collect, gather, open_stream
-from trainer.config import DeltaWeights
+from trainer.config import DeltaWeights, TensorsWeights
 from trainer.publish.delta import DeltaPublisher
+from trainer.publish.tensors import TensorsPublisher
 
 LONG = 300
 
@@ -116,6 +119,45 @@ async def test_versions_in_bfloat16_are_served_from_shards_and_from_differences(
         answer = await collect(engine, ask())
         assert answer.spans == (LabelSpan(label=f"version {version}", start=0, end=16),)
         expected = Reference(Path(path)).of_output(PROMPT, answer.ids)
+        assert answer.logprobs == pytest.approx(expected, abs=server.exactness)
+    await inspector.aclose()
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="base-rl-test-", dir="/dev/shm") as made:
+        yield Path(made)
+
+
+async def test_versions_are_served_from_memory_before_they_are_on_the_disk(
+    engine: SglangEngine, models: Models, server: Server, shared_memory: Path, tmp_path: Path
+) -> None:
+    settings = TensorsWeights(directory=tmp_path / "weights", memory_directory=shared_memory)
+    publisher = TensorsPublisher(settings, models.b)
+    publisher.shard_bytes = 100_000
+    inspector = WeightsInspector(tmp_path / "weights", memory=shared_memory)
+    head = Head(run_id=RunId("run_x"), run_name="x", version=0, base_model=str(models.b), weights=None)
+    tensors = load_file(models.b / "model.safetensors")
+    for version in (1, 2):
+        tensors = {name: tensor * (1 + version / 64) for name, tensor in tensors.items()}
+        staged = publisher.stage(head, tensors, None)
+        assert staged.save is not None
+        assert not Path(staged.weights.uri).exists()
+        await inspector.check_in_memory(staged.weights, str(models.b))
+        copy = inspector.in_memory(staged.weights)
+        assert copy is not None
+        await engine.pause(PauseMode.IN_PLACE)
+        await engine.load_weights(copy.uri, f"version {version}")
+        await engine.resume()
+        saved = staged.save()
+        publisher.settle(saved)
+        head = msgspec.structs.replace(head, version=version, weights=saved.weights)
+        publisher.close()  # the engine needs the copy no more
+        assert not Path(copy.uri).exists()
+        await inspector.check(saved.weights, str(models.b))
+        answer = await collect(engine, ask())
+        assert answer.spans == (LabelSpan(label=f"version {version}", start=0, end=16),)
+        expected = Reference(Path(saved.weights.uri)).of_output(PROMPT, answer.ids)
         assert answer.logprobs == pytest.approx(expected, abs=server.exactness)
     await inspector.aclose()
 

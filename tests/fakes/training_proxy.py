@@ -54,8 +54,8 @@ class TrainingProxy:
     `offer` added.
 
     `lose_answers` is the number of commits that are made and whose answers are lost. `outage` is the number of
-    requests that are answered with 503. `before_commit` runs before a commit; a ConnectionAbortedError from it cuts
-    the connection.
+    requests that are answered with 503. `before_commit` runs before a commit, and `before_save` before a version is
+    recorded as saved; a ConnectionAbortedError from them cuts the connection.
     """
 
     base_model: str
@@ -63,6 +63,7 @@ class TrainingProxy:
     lease_seconds: float = 60.0
     version: int = 0
     weights: WeightsReference | None = None
+    is_saved: bool = True
     waiting: list[TrajectoryGroup] = field(default_factory=list)
     leases: dict[ClaimId, _Lease] = field(default_factory=dict)
     commits: list[CommitRequest] = field(default_factory=list)
@@ -82,6 +83,11 @@ class TrainingProxy:
     weights_kind: str = "full"
     trainer: dict[str, Any] = field(default_factory=dict)
     before_commit: Callable[[], None] = lambda: None
+    before_save: Callable[[], None] = lambda: None
+    saved: list[WeightsReference] = field(default_factory=list)
+    """The weights of versions that were committed from memory and saved."""
+    lost: list[CommitRequest] = field(default_factory=list)
+    """Commits that were taken back, because their versions were not saved."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     _first_taken: dict[SessionId, int] = field(default_factory=dict)
     _departures: Counter[str | None] = field(default_factory=Counter)
@@ -108,6 +114,7 @@ class TrainingProxy:
             max_new_tokens=self.max_new_tokens,
             weights_kind=self.weights_kind,
             trainer=self.trainer,
+            is_saved=self.is_saved,
         )
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 110.0) -> None:
@@ -142,16 +149,20 @@ class TrainingProxy:
         return answer
 
     def _route(self, method: str, rest: str, body: bytes) -> tuple[int, bytes]:
-        if (method, rest) == ("GET", "/head"):
-            return 200, encode(self.head)
-        if (method, rest) == ("POST", "/claims"):
-            return 200, encode(self._claim(decode(body, ClaimRequest)))
-        if (method, rest) == ("POST", "/versions"):
-            return self._commit(decode(body, CommitRequest))
-        if (method, rest) == ("POST", "/versions/prune"):
-            return self._prune(decode(body, PruneRequest))
-        if (method, rest) == ("POST", "/claims/abandoned"):
-            return 200, encode(self._abandoned(decode(body, AbandonedProcess).process))
+        answers: dict[tuple[str, str], Callable[[], tuple[int, bytes]]] = {
+            ("GET", "/head"): lambda: (200, encode(self.head)),
+            ("POST", "/claims"): lambda: (200, encode(self._claim(decode(body, ClaimRequest)))),
+            ("POST", "/versions"): lambda: self._commit(decode(body, CommitRequest)),
+            ("POST", f"/versions/{self.version}/saved"): lambda: self._save(decode(body, WeightsReference)),
+            ("POST", "/versions/take-back"): lambda: (200, encode(self._take_back_head())),
+            ("POST", "/versions/prune"): lambda: self._prune(decode(body, PruneRequest)),
+            ("POST", "/claims/abandoned"): lambda: (
+                200,
+                encode(self._abandoned(decode(body, AbandonedProcess).process)),
+            ),
+        }
+        if (answer := answers.get((method, rest))) is not None:
+            return answer()
         match = _CLAIM.fullmatch(rest)
         return _error(404, "no such path") if match is None else self._lease(ClaimId(match["claim"]), match["action"])
 
@@ -248,13 +259,37 @@ class TrainingProxy:
         self._expire()
         if any(claim_id not in self.leases for claim_id in request.claim_ids):
             return _error(409, "a claim is gone")
+        self.is_saved = request.is_saved
+        if request.is_saved:
+            self._consume(request)
+        self.commits.append(request)
+        self.version, self.weights = self.version + 1, request.weights
+        return 200, encode(CommitReply(version=self.version, repeated=False))
+
+    def _consume(self, request: CommitRequest) -> None:
         for claim_id in request.claim_ids:
             for group in self.leases.pop(claim_id).groups:
                 for trajectory in group.trajectories:
                     self.consumed[trajectory.session_id] = self.consumed.get(trajectory.session_id, 0) + 1
-        self.commits.append(request)
-        self.version, self.weights = self.version + 1, request.weights
+
+    def _save(self, weights: WeightsReference) -> tuple[int, bytes]:
+        self.before_save()
+        self._expire()
+        if not self.is_saved:
+            if any(claim_id not in self.leases for claim_id in self.commits[-1].claim_ids):
+                return _error(409, "a claim is gone")
+            self._consume(self.commits[-1])
+            self.is_saved, self.weights = True, weights
+            self.saved.append(weights)
         return 200, encode(CommitReply(version=self.version, repeated=False))
+
+    def _take_back_head(self) -> Head:
+        """Unlike the real proxy, use the number again, so that `commits` has the versions in order."""
+        if not self.is_saved:
+            self.lost.append(self.commits.pop())
+            self.is_saved, self.version = True, self.version - 1
+            self.weights = self.saved[-1] if self.saved else None
+        return self.head
 
     def transport(self) -> httpx.MockTransport:
         def answer(request: httpx.Request) -> httpx.Response:

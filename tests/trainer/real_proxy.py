@@ -71,7 +71,8 @@ def write_real_model(directory: Path) -> Path:
 
 
 class RealProxy:
-    """A running proxy. `base` is the base model's directory, `weights` the directory that trainers publish to.
+    """A running proxy. `base` is the base model's directory, `weights` the directory that trainers publish to, and
+    `memory` the one in the place of shared memory.
 
     `engine_url` is the address of a running engine, in place of one without a model; `kind` is the runs' kind of
     weights, and `weights_url` an object store.
@@ -87,11 +88,16 @@ class RealProxy:
     ) -> None:
         self.base = base
         self._kind = kind
-        self.weights = directory / "weights"
+        self.weights, self.memory = directory / "weights", directory / "memory"
         self._worlds: dict[str, World] = {}
         self._numbers: dict[str, torch.Generator] = {}
         configured = Settings(
-            server=ServerSettings(data_dir=directory / "data", weights_dir=self.weights, weights_url=weights_url),
+            server=ServerSettings(
+                data_dir=directory / "data",
+                weights_dir=self.weights,
+                weights_memory_dir=self.memory,
+                weights_url=weights_url,
+            ),
             bootstrap=BootstrapSettings(admin_key=SecretStr(ADMIN), trainer_key=SecretStr(TRAINER)),
             engine=EngineSettings(health_interval_seconds=0.05, url=engine_url),
             run=RunSettings(name=RUN, model=str(base), weights=kind, group_timeout_seconds=0.01),

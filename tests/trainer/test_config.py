@@ -74,7 +74,11 @@ def test_lists_and_null_from_the_environment(file: Path) -> None:
         ),
         ({"batch": {"row_tokens": 64}}, "leave it out, or set packing = packed"),
         ({"algorithm": {"reward": {"low": 1.0, "high": 0.0}}}, "low (1.0) must be below high (0.0)"),
-        ({"weights": {"type": "tensors"}}, "trainer.weights: type should be 'disk' or 'delta'"),
+        ({"weights": {"type": "network"}}, "trainer.weights: type should be 'disk', 'delta' or 'tensors'"),
+        (
+            {"weights": {"type": "tensors", "url": "s3://bucket"}},
+            "trainer.weights.url: Value error, versions in an object store are for engines elsewhere",
+        ),
         ({"weights": {"full_every": 5}}, "trainer.weights.full_every: no such option"),
         ({"weights": {"type": "delta", "full_every": 1}}, "trainer.weights.full_every: Input should be greater"),
         ({"optimizer": {"learning_rate": 0}}, "trainer.optimizer.learning_rate: Input should be greater than 0"),

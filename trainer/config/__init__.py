@@ -49,7 +49,7 @@ from trainer.config.parts import (
 )
 from trainer.config.run import OF_THE_PROCESS, TrainerSettings
 from trainer.config.section import CLEARED, is_cleared
-from trainer.config.weights import DeltaWeights, DiskWeights, SharedDirectory, WeightsDtype
+from trainer.config.weights import DeltaWeights, DiskWeights, SharedDirectory, TensorsWeights, WeightsDtype
 
 __all__ = [
     "CLEARED",
@@ -88,6 +88,7 @@ __all__ = [
     "Surrogate",
     "TaskBy",
     "TeacherSettings",
+    "TensorsWeights",
     "TrainerSettings",
     "Truncated",
     "TruncatedSampling",

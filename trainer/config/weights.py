@@ -6,8 +6,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, PositiveInt, Tag
+from pydantic import AfterValidator, Discriminator, Field, PositiveInt, Tag, field_validator
 
+from proxy.contract.memory import default_memory_directory
 from proxy.contract.object_store import check_url
 from trainer.config.section import Clearable, Section
 
@@ -23,7 +24,7 @@ class WeightsDtype(StrEnum):
 class SharedDirectory(Section):
     """Versions are directories on storage that the proxy sees under the same path."""
 
-    type: Literal["disk", "delta"]
+    type: Literal["disk", "delta", "tensors"]
     directory: Path = Path(".base-rl/weights")
     url: Annotated[Annotated[str, AfterValidator(check_url)] | None, Clearable] = None
     """An object store, s3://BUCKET/PREFIX, to which each version is copied before its commit. The proxy needs it
@@ -61,14 +62,39 @@ class DeltaWeights(SharedDirectory):
     """Every version after so many has all of its weights, and so has the first one after each start."""
 
 
+class TensorsWeights(SharedDirectory):
+    """Engines on this machine read each version in shared memory, and its directory is written afterwards."""
+
+    type: Literal["tensors"] = "tensors"
+    memory_directory: Path | None = None
+    """A directory in a file system in memory, the proxy's `server.weights_memory_dir`. None: /dev/shm/base-rl-UID."""
+
+    @property
+    def memory(self) -> Path:
+        return self.memory_directory or default_memory_directory()
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is not None:
+            raise ValueError("versions in an object store are for engines elsewhere: set type = 'disk' or 'delta'")
+        return url
+
+
 def _type_of(value: object) -> object:
     chosen = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return "disk" if chosen is None else chosen
 
 
-TRANSPORTS = ("disk", "delta")
+TRANSPORTS = ("disk", "delta", "tensors")
 Weights = Annotated[
-    Annotated[DiskWeights, Tag("disk")] | Annotated[DeltaWeights, Tag("delta")],
-    Discriminator(_type_of, custom_error_type="transport", custom_error_message="type should be 'disk' or 'delta'"),
+    Annotated[DiskWeights, Tag("disk")]
+    | Annotated[DeltaWeights, Tag("delta")]
+    | Annotated[TensorsWeights, Tag("tensors")],
+    Discriminator(
+        _type_of,
+        custom_error_type="transport",
+        custom_error_message="type should be 'disk', 'delta' or 'tensors'",
+    ),
 ]
 """One transport, by `type`; without a type, `disk`."""

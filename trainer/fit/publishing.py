@@ -44,6 +44,9 @@ def publish(
         state |= capture_trained(model.named_weights(), publisher.dtype)
     tensors = gather_weights(model.named_weights(), keep=True, dtype=publisher.dtype)
     staged = publisher.stage(head, tensors, state)
+    if staged.save is not None:
+        # At once: nobody waits for a fit, and a version that is durable before its commit needs no second step.
+        staged = staged.save()
     report = StepReport(
         config_hash=settings.config_hash(),
         seed=seed,

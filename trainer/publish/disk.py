@@ -27,6 +27,7 @@ import json
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -82,6 +83,15 @@ class Saved(NamedTuple):
         return cls(form, sums, joint_digest(sums), sum((directory / name).stat().st_size for name in sums))
 
 
+Saving = Callable[[Path], Callable[[], Saved]]
+"""Called on every rank with the directory to write to; returns what the first rank then does there."""
+
+
+def new_name(head: Head) -> str:
+    """Return a name for the directory of a successor of `head`, of which there may be several."""
+    return f"v{head.version + 1:06d}-{secrets.token_hex(4)}"
+
+
 class DiskPublisher:
     """A WeightPublisher over storage that trainer, proxy and engines share.
 
@@ -107,6 +117,11 @@ class DiskPublisher:
     def dtype(self) -> torch.dtype | None:
         return None if self._adapted is not None else self._dtype
 
+    @property
+    def publishes_adapters(self) -> bool:
+        """Whether versions are adapters alone, without the whole weights that they are merged into."""
+        return self._adapted is not None and self._adapted.shape.publish is AdapterPublish.ADAPTER
+
     def is_state_due(self, head: Head) -> bool:
         return self._whole_state is None or (head.version + 1) % self._settings.optimizer_every == 0
 
@@ -120,25 +135,31 @@ class DiskPublisher:
     ) -> Staged:
         """Write the successor of `head`. Raises WeightsUnusable, after removing everything written, if the disk
         refuses."""
+        final = self._ranks.from_first(lambda: self._directory / head.run_id / new_name(head))
+        saving = partial(self._saving, head, tensors)
+        return self._write_to(final, head, saving, state, with_tensors=with_tensors)
+
+    def _write_to(
+        self, final: Path, head: Head, saving: Saving, state: TrainerState | None, *, with_tensors: bool = True
+    ) -> Staged:
+        """Write the successor of `head` to the directory `final`. A collective; raises WeightsUnusable."""
         try:
-            return self._write(head, tensors, state, with_tensors)
+            return self._write(final, head, saving, state, with_tensors)
         except OSError as error:
-            raise WeightsUnusable(f"cannot write version {head.version + 1} to {self._directory}: {error}") from error
+            raise WeightsUnusable(
+                f"cannot write version {head.version + 1} to {final.parents[1]}: {error}"
+            ) from error
 
     def _write(
-        self,
-        head: Head,
-        tensors: PublishedWeights,
-        state: TrainerState | None,
-        with_tensors: bool,
+        self, final: Path, head: Head, saving: Saving, state: TrainerState | None, with_tensors: bool
     ) -> Staged:
-        hidden = self._ranks.from_first(lambda: self._begin(head))
+        hidden = self._ranks.from_first(lambda: self._begin(final))
         try:
             if state is not None and with_tensors:
                 with mark(hidden):
                     save_state(state, hidden / STATE_DIRECTORY, self._ranks)
             counters = None if with_tensors else state
-            save = self._saving(head, tensors, hidden)
+            save = saving(hidden)
             return self._ranks.from_first(lambda: self._finish(head, hidden, save, counters))
         except BaseException:
             if self._ranks.is_first:
@@ -146,11 +167,10 @@ class DiskPublisher:
                 self._release(str(hidden))
             raise
 
-    def _begin(self, head: Head) -> Path:
-        """Create a hidden directory and lock it."""
-        run = self._directory / head.run_id
-        make_durable_directory(run)
-        hidden = run / f".v{head.version + 1:06d}-{secrets.token_hex(4)}"
+    def _begin(self, final: Path) -> Path:
+        """Create a directory under the hidden form of its name and lock it."""
+        make_durable_directory(final.parent)
+        hidden = final.with_name(f".{final.name}")
         hidden.mkdir()
         self._locks[str(hidden)] = mark(hidden)
         return hidden
@@ -205,7 +225,7 @@ class DiskPublisher:
     def _save(self, head: Head, tensors: Mapping[str, Tensor], directory: Path) -> Saved:
         """Write weights and companions."""
         adapted = self._adapted
-        if adapted is not None and adapted.shape.publish is AdapterPublish.ADAPTER:
+        if adapted is not None and self.publishes_adapters:
             sums = save_adapter(tensors, adapted.config, head.base_model, directory)
             return Saved.of_files(WeightsFormat.ADAPTER, sums, directory)
         if adapted is not None:

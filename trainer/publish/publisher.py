@@ -3,11 +3,14 @@
 Every transport keeps this order: `stage` makes the weights reachable and durable, the proxy's commit makes them a
 version, and `settle` or `discard` follows by the result. Weights that were staged and never committed are garbage,
 which `collect` removes; weights that the proxy's head refers to are never garbage.
+
+A transport through memory makes them durable after the commit: `Staged.save` comes before `settle`, and the version
+consumes its claims when the proxy has been told of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,10 +29,15 @@ OLDER_TENSORS = "older_tensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Staged:
-    """Weights that engines can reach and that are no version yet."""
+    """Weights that engines can reach and that are no version yet.
+
+    `save` makes them durable, and returns them with the checksums of all their files; None if they are durable
+    already. A collective; raises WeightsUnusable.
+    """
 
     parent: WeightsReference | None
     weights: WeightsReference
+    save: Callable[[], Staged] | None = None
 
 
 class WeightPublisher(Protocol):
@@ -51,9 +59,12 @@ class WeightPublisher(Protocol):
         *,
         with_tensors: bool = True,
     ) -> Staged:
-        """Make the successor of `head` reachable and durable. Without a `state`, a trainer goes on from it with a
-        fresh optimiser; without the state's tensors (`is_state_due`), with those of a version before. A collective:
-        the first rank has the weights, or all ranks together, and each rank has its part of the state."""
+        """Make the successor of `head` reachable, and durable or ready to be saved.
+
+        Without a `state`, a trainer goes on from it with a fresh optimiser; without the state's tensors
+        (`is_state_due`), with those of a version before. A collective: the first rank has the weights, or all ranks
+        together, and each rank has its part of the state.
+        """
         ...
 
     def settle(self, staged: Staged) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy.contract.policy import WeightsReference
-from trainer.config import DeltaWeights, SharedDirectory
+from trainer.config import DeltaWeights, SharedDirectory, TensorsWeights
 from trainer.models.policy import Policy
 from trainer.parallel.mesh import Ranks
 from trainer.publish.delta import DeltaPublisher
@@ -13,6 +13,7 @@ from trainer.publish.disk import DiskPublisher
 from trainer.publish.publisher import WeightPublisher
 from trainer.publish.restoring import alone
 from trainer.publish.stored import Mirror, StoredPublisher
+from trainer.publish.tensors import TensorsPublisher
 
 
 def fetch_version(settings: SharedDirectory, weights: WeightsReference | None) -> None:
@@ -26,6 +27,8 @@ def publisher_of(
     settings: SharedDirectory, base: Path, policy: Policy | None = None, ranks: Ranks | None = None
 ) -> WeightPublisher:
     """Return the publisher that the settings configure. Raises ConfigurationError."""
+    if isinstance(settings, TensorsWeights):
+        return TensorsPublisher(settings, base, policy, ranks)
     kind = DeltaPublisher if isinstance(settings, DeltaWeights) else DiskPublisher
     publisher = kind(settings, base, policy, ranks)  # type: ignore[arg-type]
     if settings.url is None:
