@@ -158,7 +158,7 @@ bench-runs: setup sglang-cpu  ## eight adapter runs on one engine and one traine
 bench-trainer: setup-dev  ## a training step packed, as trees and by TRL, per CPU-second -> benchmarks/results/trainer.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.trainer $(if $(SHORT),--short)
 
-bench-publish: setup  ## bytes, seconds and stall of a published version, 1M to 500M parameters -> benchmarks/results/publish.json (SHORT=1: does it run?)
+bench-publish: setup-dev  ## bytes, seconds and stall of a published version, 1M to 500M parameters -> benchmarks/results/publish.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.publish $(if $(SHORT),--short) $(ARGS)
 
 bench-scale: setup-dev  ## costs of calls with 1 and 2 workers of a proxy on PostgreSQL, and what follows for 1, 10 and 100 proxies -> benchmarks/results/scale.json (SHORT=1: does it run?)

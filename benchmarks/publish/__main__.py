@@ -1,9 +1,11 @@
 """Bytes, seconds and the trainer's stall of a version: `python -m benchmarks.publish [--sizes 1M 100M 500M]`.
 
 Each version is published by the trainer's publisher, checked by the proxy's inspector, and loaded by an embedded
-engine. Beside each, its whole files are copied and flushed to the same disk. Ratios are of medians in one run: the
-trainer's stall to the time that publishing the whole version at once takes, and the speed of writing to that of
-copying. Versions follow each other by steps of GRPO at a learning rate of 1e-6, for 500M parameters by random moves.
+engine. Beside each, its whole files are copied within the same file system and flushed: the disk, or shared memory
+for `tensors`. Ratios are of medians in one run: the trainer's stall to the time that publishing the whole version at
+once to the disk takes, and the speed of writing until engines can read to that of copying. `s3` writes to a server on
+this machine, and an inspector that sees nothing of the trainer's disk fetches from there. Versions follow each other
+by steps of GRPO at a learning rate of 1e-6, for 500M parameters by random moves.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import shutil
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +35,19 @@ from benchmarks.machine import describe
 from benchmarks.publish.models import SHAPES, Moved, Trained, model_of
 from proxy.contract.delta import DELTA_INDEX, is_delta
 from proxy.contract.identifiers import RunId
+from proxy.contract.memory import default_memory_directory, place_in_memory
 from proxy.contract.policy import Head, WeightsReference
 from proxy.engines.launch import embedded_plan, wait_until_ready
 from proxy.engines.sglang import SglangEngine
 from proxy.settings import EngineSettings
 from proxy.versions.inspector import WeightsInspector
-from trainer.config import DeltaWeights, DiskWeights
+from trainer.config import DeltaWeights, DiskWeights, SharedDirectory, TensorsWeights
 from trainer.publish.publisher import WeightPublisher
 from trainer.publish.transports import publisher_of
 
 RESULT = Path(__file__).parents[1] / "results" / "publish.json"
 SHORT_SIZES = ("1M",)
+BUCKET = "weights"
 LEARNING_RATES = (1e-6, 1e-5, 1e-4)
 
 
@@ -93,10 +99,7 @@ class Served:
     """An embedded engine and the proxy's check of a version, in front of it."""
 
     def __init__(self, model: Path, root: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self._plan = embedded_plan(model=str(model), port=port)
+        self._plan = embedded_plan(model=str(model), port=free_port())
         self._model, self._root, self._labels, self._before = str(model), root, 0, ""
         self._process = subprocess.Popen(
             self._plan.argv,
@@ -113,36 +116,49 @@ class Served:
         self._process.terminate()
         self._process.wait(30)
 
-    def serve(self, weights: WeightsReference) -> Path:
+    def serve(self, weights: WeightsReference, settings: SharedDirectory) -> Path:
         """Check a version as the proxy does and load it. Return the directory that the engine has read."""
-        return asyncio.run(self._serve(weights))
+        return asyncio.run(self._serve(weights, settings))
 
-    async def _serve(self, weights: WeightsReference) -> Path:
+    async def _serve(self, weights: WeightsReference, settings: SharedDirectory) -> Path:
         self._labels += 1
         label = f"version-{self._labels}"
-        inspector = WeightsInspector(self._root, self._root / "cache", 10**12)
+        memory = settings.memory if isinstance(settings, TensorsWeights) else None
+        # Without the trainer's disk, so that versions are fetched.
+        root = self._root if settings.url is None else self._root / "elsewhere"
+        inspector = WeightsInspector(root, self._root / "cache", 10**12, url=settings.url, memory=memory)
         engine = SglangEngine(self._plan.url, EngineSettings(url=self._plan.url))
         try:
-            await inspector.check(weights, self._model)
-            await engine.load_weights(inspector.path_of(weights), label)
+            if memory is None:
+                await inspector.check(weights, self._model)
+                path = inspector.path_of(weights)
+            else:
+                await inspector.check_in_memory(weights, self._model)
+                path = str(place_in_memory(weights, memory))
+            await engine.load_weights(path, label)
             if (await engine.info()).weight_label != label:
                 raise RuntimeError("the engine does not serve the version that it loaded")
         finally:
             await engine.aclose()
             await inspector.aclose()
         for made in (self._root / "cache").glob("*"):
-            if made.name not in (weights.sha256, self._before):
+            if made.name not in (Path(path).name, self._before):
                 shutil.rmtree(made)
-        self._before = weights.sha256
-        return Path(inspector.path_of(weights))
+        self._before = Path(path).name
+        return Path(path)
 
 
 class Measured:
     """Versions that follow each other, each published, served, and copied."""
 
-    def __init__(self, publisher: WeightPublisher, model: Path, directory: Path, served: Served) -> None:
-        self._publisher = publisher
-        self._directory = directory
+    def __init__(
+        self, settings: SharedDirectory, model: Path, directory: Path, served: Served, synchronous: float | None
+    ) -> None:
+        """`synchronous` are the seconds of a full write to the disk; None: those of these versions."""
+        self._settings = settings
+        self._publisher: WeightPublisher = publisher_of(settings, model)
+        self._copied = (settings.memory if isinstance(settings, TensorsWeights) else directory) / "copy"
+        self._synchronous = synchronous
         self._served = served
         self._timed = Timed()
         self._identical = True
@@ -155,11 +171,13 @@ class Measured:
         timed, publisher, head = self._timed if counts else Timed(), self._publisher, self._head
         tensors = timed.run("snapshot", lambda: snapshot(weights, publisher.dtype or torch.float32))
         staged = timed.run("stage", lambda: publisher.stage(head, tensors, None))
+        whole = timed.run("served", lambda: self._served.serve(staged.weights, self._settings))
+        if staged.save is not None:
+            staged = timed.run("saved", staged.save)
+            self._identical = self._identical and is_identical(Path(staged.weights.uri), tensors)
         publisher.settle(staged)
-        whole = timed.run("served", lambda: self._served.serve(staged.weights))
-        copied = self._directory / "copy"
-        timed.run("copy", lambda: copy_durably(whole, copied))
-        shutil.rmtree(copied)
+        timed.run("copy", lambda: copy_durably(whole, self._copied))
+        shutil.rmtree(self._copied)
         self._identical = self._identical and is_identical(whole, tensors)
         stored = sum(
             path.stat().st_size
@@ -170,14 +188,13 @@ class Measured:
             self._bytes.append(stored)
             self._whole = staged.weights.bytes
         if head.weights is not None and not is_delta(staged.weights):
-            shutil.rmtree(head.weights.uri)
+            publisher.remove([head.weights.uri])
         self._head = msgspec.structs.replace(head, version=head.version + 1, weights=staged.weights)
         return float(stored / staged.weights.bytes)
 
-    def figures(self, synchronous: float | None = None) -> dict[str, Any]:
-        """Return the figures. `synchronous` are the seconds of a full write; None: those of these versions."""
+    def figures(self) -> dict[str, Any]:
         timed = self._timed
-        at_once = synchronous or self.seconds()
+        at_once = self._synchronous or self.seconds()
         return {
             "bytes": int(statistics.median(self._bytes)),
             "seconds_to_served": round(timed.median("stage") + timed.median("served"), 3),
@@ -192,36 +209,95 @@ class Measured:
         """Return the seconds for which a step would wait if it published at once."""
         return self._timed.median("snapshot") + self._timed.median("stage")
 
+    def close(self) -> None:
+        self._publisher.close()
+
+
+def transports(disk: Path, memory: Path) -> Iterator[tuple[str, SharedDirectory]]:
+    """Yield the transports by name, those of the disk before others of their precision."""
+    for dtype in ("float32", "bfloat16"):
+        shared = {"dtype": dtype, "directory": disk}
+        yield f"disk {dtype}", DiskWeights.model_validate(shared)
+        yield f"tensors {dtype}", TensorsWeights.model_validate({**shared, "memory_directory": memory})
+    yield "delta bfloat16", DeltaWeights.model_validate({**shared, "full_every": 1000})
+    yield "s3 bfloat16", DiskWeights.model_validate({**shared, "url": f"s3://{BUCKET}/bench"})
+
 
 def measure_size(size: str, rounds: int) -> dict[str, dict[str, Any]]:
     """Return the figures of each transport for a model of this size."""
     found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory(prefix="base-rl-publish-") as made:
+    with (
+        tempfile.TemporaryDirectory(prefix="base-rl-publish-") as made,
+        tempfile.TemporaryDirectory(prefix="base-rl-publish-", dir=default_memory_directory().parent) as memory,
+        object_store(),
+    ):
         directory = Path(made)
         model = model_of(size, directory / "model")
         with Served(directory / "model", directory) as served:
-            at_once = None
-            for transport, chosen in (
-                ("disk float32", DiskWeights.model_validate({"dtype": "float32"})),
-                ("disk bfloat16", DiskWeights.model_validate({"dtype": "bfloat16"})),
-                ("delta bfloat16", DeltaWeights.model_validate({"dtype": "bfloat16", "full_every": 1000})),
-            ):
-                settings = chosen.model_copy(update={"directory": directory / "weights"})
-                measured = Measured(
-                    publisher_of(settings, directory / "model"), directory / "model", directory, served
-                )
+            at_once: float | None = None
+            for transport, settings in transports(directory / "weights", Path(memory)):
+                is_disk = transport.startswith("disk")
+                measured = Measured(settings, directory / "model", directory, served, None if is_disk else at_once)
                 model.at(LEARNING_RATES[0])
                 measured.publish(model.weights(), counts=False)
                 for _ in range(rounds):
                     model.step()
                     measured.publish(model.weights())
-                found[transport] = measured.figures(at_once if isinstance(settings, DeltaWeights) else None)
-                at_once = measured.seconds()
+                found[transport] = measured.figures()
+                if is_disk:
+                    at_once = measured.seconds()
                 if isinstance(settings, DeltaWeights):
                     found[transport]["bytes_vs_full_by_learning_rate"] = by_learning_rate(model, measured)
                 print(size, transport, json.dumps(found[transport]), flush=True)
+                measured.close()
                 shutil.rmtree(directory / "weights")
     return found
+
+
+@contextmanager
+def object_store() -> Iterator[None]:
+    """Run an S3 server (moto's) in a process of its own, which the AWS environment names."""
+    import boto3  # type: ignore[import-untyped]
+
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    os.environ |= {
+        "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+    }
+    try:
+        wait_for_port(port, server)
+        boto3.session.Session().client("s3").create_bucket(Bucket=BUCKET)
+        yield
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def wait_for_port(port: int, server: subprocess.Popen[bytes]) -> None:
+    """Wait until the server accepts connections, for a minute at most."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("the object store did not start") from None
+            time.sleep(0.1)
 
 
 def by_learning_rate(model: Trained | Moved, measured: Measured) -> dict[str, float]:
