@@ -15,14 +15,16 @@ from proxy.contract.policy import Head
 from tests.trainer.models.archon.steps import batch_of, two_updates
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import SESSION, Observation, RunningMeans
-from trainer.config import DiskWeights, TrainerSettings
+from trainer.config import DiskWeights, TensorsWeights, TrainerSettings
 from trainer.errors import WeightsUnusable
 from trainer.loading import load_critic, load_learnt
+from trainer.models.divided import DividedWeights
 from trainer.models.state_dict import whole_weights
 from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
 from trainer.parallel.state_files import StateWriter
 from trainer.publish.disk import DiskPublisher
+from trainer.publish.tensors import TensorsPublisher
 from trainer.update import Learner
 from trainer.versions import state_after
 
@@ -57,6 +59,23 @@ def go_on(
         found.append(made[1:])
     publisher.close()
     return found
+
+
+def through_memory(ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, head: Head) -> Head:
+    """Publish a version through memory, gathered tensor by tensor, and write its directory afterwards."""
+    ranks = ranks.arranged(layout_of(settings))
+    chosen = TensorsWeights(directory=directory, memory_directory=directory.parent / "memory")
+    publisher = TensorsPublisher(chosen, base, ranks=ranks)
+    learner = _resumed(ranks, base, settings, publisher, head)
+    assert learner.update(batch_of(settings)).stepped
+    tensors = DividedWeights(learner.model.named_weights(), ranks, publisher.dtype)
+    staged = publisher.stage(head, tensors, state_after(learner, MEANS))
+    assert staged.save is not None
+    assert not Path(staged.weights.uri).exists()
+    saved = staged.save()
+    ranks.from_first(lambda: publisher.settle(saved))
+    publisher.close()
+    return msgspec.structs.replace(head, version=head.version + 1, weights=saved.weights)
 
 
 def die_while_writing(ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, head: Head) -> None:
