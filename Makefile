@@ -84,8 +84,8 @@ test-end-to-end: setup-dev  ## whole processes: kills, restarts, learning; minut
 test-clients: setup-dev  ## real agents and SDKs, each in an environment of its own, following their pages of docs/agents (SHORT=1: the example coding by one agent)
 	$(PYTEST) -m "clients$(LESS)" --timeout 1200
 
-test-docs: setup-dev  ## README and docs followed as they are written: every command, in order; two minutes
-	$(PYTEST) -m pages
+test-docs: setup-dev  ## README, docs and READMEs of examples followed as they are written: every command, in order; minutes (SHORT=1: of two examples)
+	$(PYTEST) -m "pages$(LESS)"
 
 test-install: setup-dev  ## the wheel without extras, in an environment of its own: serves a call without torch; a minute
 	$(PYTEST) -m install --timeout 1200
@@ -106,9 +106,9 @@ trace-call: setup-dev  ## one chat completion traced: the files of its trunk in 
 	@$(BIN)/python -m scripts.trace_call
 
 # `assistant` needs the anthropic SDK, which the environment of `make demo` does not have.
-example: $(if $(filter assistant,$(NAME)),setup-dev,setup)  ## one example learns on its tiny model, within three minutes (NAME=calculator; SEED=n)
+example: $(if $(filter assistant,$(NAME)),setup-dev,setup)  ## one example learns on its tiny model, within three minutes (NAME=calculator; SEED=n; SHORT=1: does it run?)
 	$(if $(NAME),,$(error name an example: make example NAME=calculator; the others are the folders of agents_examples))
-	$(BIN)/python -m benchmarks.examples $(NAME) --seed $(SEED)
+	$(BIN)/python -m benchmarks.examples $(NAME) --seed $(SEED) $(if $(SHORT),--short)
 
 examples: setup-dev  ## every example with three seeds -> benchmarks/results/examples.json and a plot each (NAME=calculator: a part; SHORT=1: do they run?)
 	$(BIN)/python -m benchmarks.examples $(NAME) $(if $(SHORT),--short)

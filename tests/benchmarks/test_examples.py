@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.examples.environment import constraints_beside
 from benchmarks.examples.plot import draw
 from benchmarks.examples.report import CURVE_ATTEMPTS, curve, figures, judged, page_rows
 from benchmarks.examples.run import WINDOW, Bounds, Measured, names, reached, read_journal
@@ -58,6 +59,14 @@ def test_equal_figures_give_equal_plots(tmp_path: Path) -> None:
     one, two = (draw("a", measured, tmp_path / place).read_bytes() for place in ("one", "two"))
     assert one == two
     assert b"seed 1" in one
+
+
+def test_an_example_may_pin_another_version_than_base_rl() -> None:
+    constraints = "# pins\nwebsockets==17.4\ntyping_extensions==4.16.0\nPyYAML==6.0.3\n"
+    assert constraints_beside("websockets==16.1.1\n", constraints) == constraints.replace("websockets==17.4\n", "")
+    assert constraints_beside("# none\nTyping.Extensions==4.15\npyyaml[x]==6\n", constraints) == (
+        "# pins\nwebsockets==17.4\n"
+    )
 
 
 @pytest.mark.parametrize("name", names())

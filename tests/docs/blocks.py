@@ -23,6 +23,7 @@ from pathlib import Path
 from tests.docs.markdown import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLE_PAGES = sorted((ROOT / "agents_examples").glob("*/README.md"))
 SHELL, PROGRAM, FILE, LOOKED_AT = "bash", "python", "toml", frozenset({"text", "diff", "json"})
 
 _BLOCK = re.compile(
@@ -107,3 +108,8 @@ def inline_commands(text: str) -> Iterator[str]:
 
 def pages() -> dict[str, Path]:
     return {str(page.relative_to(ROOT)): page for page in PAGES}
+
+
+def example_pages() -> dict[str, Path]:
+    """Return the READMEs of the examples, by their folders' names."""
+    return {page.parent.name: page for page in EXAMPLE_PAGES}

@@ -1,8 +1,9 @@
 """Follow a page as a reader would: in a fresh clone, from top to bottom, in a shell that keeps exported variables.
 
-A command that does not end (`base-rl up`, a trainer, an engine) runs beside the rest until the page ends, or until
-the page starts another `base-rl up`; later commands wait until it is ready. The default port is replaced by a free
-one, and the key that a page abbreviates by the one that `base-rl up` printed. Everything else runs unchanged.
+A command that does not end (`base-rl up`, a trainer, an engine, attempts without end) runs beside the rest until the
+page ends, or until the page starts another `base-rl up`; later commands wait until it is ready. The default port is
+replaced by a free one, and the key that a page abbreviates by the one that `base-rl up` printed. Everything else runs
+unchanged.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +28,15 @@ _KEY = "rl-run-…"
 _PRINTED_KEY = re.compile(r"rl-run-[\w-]{20,}")
 _PORTS = (8080, 30000)
 """The ports that the pages name."""
-_READY = {"up": "Ctrl-C ends it", "train": "training from", "proxy.engines.scripted": "running on http"}
+_READY = {
+    "up": "Ctrl-C ends it",
+    "train": "training from",
+    "proxy.engines.scripted": "running on http",
+    # The first line about its progress, after ten seconds, in which some attempts have ended.
+    "attempts": r"(?m)^[1-9]\d* attempts",
+}
+"""Patterns of the line by which a command says that it is at work."""
+_FAILED_ATTEMPTS = re.compile(r"(?m)^\d+ attempts.* \d+ failed$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +52,9 @@ class Reader:
     """The state of one reader. `output` collects what the commands printed; background commands add theirs when they
     end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, variables: Mapping[str, str] | None = None) -> None:
+        """`variables` are in the environment of every command."""
+        self._given = dict(variables or {})
         self.clone = folder / "clone"
         self.clone.mkdir()
         for path in _tracked():
@@ -59,9 +71,12 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for beside in self._beside:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # The last ones first: attempts and trainers end quietly only while their proxy is up.
+        for beside in reversed(self._beside):
             self._end(beside)
+        if kind is None:
+            assert _FAILED_ATTEMPTS.search(self.output) is None, self.output[-6000:]
 
     def follow(self, block: Block) -> None:
         """Run the blocks of a page. Raise AssertionError with the output of a command that failed."""
@@ -124,7 +139,7 @@ class Reader:
             )
         self._beside.append(_Beside(what=what, process=process, log=log))
         until = time.monotonic() + READY_SECONDS
-        while _READY[what] not in (said := log.read_text()):
+        while re.search(_READY[what], said := log.read_text()) is None:
             assert process.poll() is None, f"{command} ended with {process.returncode}\n{said}{self._logs()}"
             assert time.monotonic() < until, f"{command} is not ready\n{said}{self._logs()}"
             time.sleep(0.05)
@@ -138,7 +153,7 @@ class Reader:
         home = self._folder / "home"
         home.mkdir(exist_ok=True)
         variables = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
-        return variables | {"BASE_RL_SERVER__PORT": str(self._ports[8080])}
+        return variables | {"BASE_RL_SERVER__PORT": str(self._ports[8080])} | self._given
 
     def _logs(self) -> str:
         logs = sorted(self.clone.glob(".base-rl/**/logs/*.log"))
@@ -158,6 +173,8 @@ def goes_on(words: list[str]) -> str | None:
         return words[1]
     if words[1:3] == ["-m", "proxy.engines.scripted"]:
         return words[2]
+    if "attempts" in words and " --passes 0 " in f" {' '.join(words)} ":
+        return "attempts"
     return None
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.blocks import EXAMPLE_PAGES
 from tests.docs.markdown import ROOT, anchors, links
 
 PLACES_ELSEWHERE = ("/" + "work/", "../" + "shared")
 
 
 def pages() -> list[Path]:
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md")), *EXAMPLE_PAGES]
     return [page for page in found if page.exists()]
 
 
