@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy.cli.commands import app
-from tests.trainer.real_proxy import ADMIN, RUN, RealProxy, real_proxy, write_real_model
+from tests.trainer.real_proxy import ADMIN, RUN, TRAINER, RealProxy, real_proxy, write_real_model
 
 
 @pytest.fixture
@@ -70,3 +70,21 @@ def test_a_version_is_pinned_unpinned_and_rejected(proxy: RealProxy) -> None:
     assert "training continues from version 0" in asked(proxy, "reject", RUN, "1", "--reason", "it swears")
     assert "it swears" in asked(proxy, "list", RUN)
     assert "has no version 7" in asked(proxy, "reject", RUN, "7", "--reason", "x", status=1)
+
+
+def test_the_secret_that_signs_the_requests_to_an_evaluator_is_printed(proxy: RealProxy) -> None:
+    proxy.add_run("second")
+    secret = asked(proxy, "evaluation-secret", RUN).splitlines()[-1]
+    assert secret == proxy.app.services.evaluator.secret(proxy.world.run), "it signs the requests"
+    assert secret.startswith("whsec_")
+    told = asked(proxy, "evaluation-secret", RUN, "--json")
+    assert json.loads(told[told.index("{") :]) == {"secret": secret}
+    assert asked(proxy, "evaluation-secret", "second").splitlines()[-1] != secret, "each run has its own"
+    assert "no run" in asked(proxy, "evaluation-secret", "third", status=1)
+
+
+def test_the_secret_is_for_those_who_may_change_the_run(proxy: RealProxy) -> None:
+    place = ("--url", proxy.url, "--api-key", TRAINER)
+    result = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["versions", "evaluation-secret", RUN, *place])
+    assert result.exit_code == 1
+    assert "whsec_" not in result.output
