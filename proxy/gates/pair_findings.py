@@ -71,8 +71,10 @@ def shadow_finding(release: ReleaseSettings, sample: PairSample) -> Finding:
         text = f"{'; '.join(problems)} ({sample.pairs} answers to the same prompts)"
         return Finding(gate="shadow", state="failed", text=text, evidence=evidence)
     seen = "; ".join(rises) or "nothing that is guarded is higher by more than its bound"
+    if not sample.pairs:
+        seen = f"the candidate answers while {_room(release.shadow.busy_share)} (shadow.busy_share)"
     if sample.pairs < wanted:
-        text = f"waits for {wanted} unseen answers, {sample.pairs} now: {seen if sample.pairs else 'none yet'}"
+        text = f"waits for {wanted} unseen answers, {sample.pairs} now: {seen}"
         return Finding(gate="shadow", state="waiting", text=text, evidence=evidence)
     text = f"on {sample.pairs} prompts, {seen}"
     return Finding(gate="shadow", state="passed", text=text, evidence=evidence)
@@ -119,6 +121,11 @@ def preference_finding(release: ReleaseSettings, sample: PairSample) -> Finding:
         f"waits for a clear answer, or {release.shadow.answers} pairs, of which the judge has answered about {asked}"
     )
     return finding("waiting", f"{text}{_delay(sample)}{f': {seen}' if asked else ''}")
+
+
+def _room(busy_share: float) -> str:
+    """Return when a candidate may answer. Under steady load it never may, so a gate without answers says so."""
+    return f"calls hold at most {busy_share:g} of its engine's slots" if busy_share else "its engine has no calls"
 
 
 def _seen(judge: str, share: float | None, found: Interval, sample: PairSample) -> str:
