@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.gates.faults import Habits
 from benchmarks.gates.site import Site
 from proxy.contract.policy import VersionState
+from proxy.settings import ReleaseSettings
 
 SESSIONS_PER_STEP = 32
 _BEFORE = 0.8
@@ -32,6 +33,11 @@ GUARDED = {**GATED, "guards": {"answer_length": 0.2}}
 _SUITE = "held-out"
 _TASKS = 100
 HACKING = {"policy": "gated", "train_from": "passed", "evaluation": {"suite": _SUITE, "tasks": _TASKS}}
+EVALUATED = {"policy": "gated", "train_from": "passed", "evaluation": {"suite": _SUITE}}
+EVALUATION_TASKS = ReleaseSettings.model_validate(EVALUATED).evaluation.tasks
+"""Those of a gate whose user sets nothing but the suite."""
+LIVE_SESSIONS = 128
+"""Sessions from one version to the next: those that a step trains by default (`trainer.batch.trajectories`)."""
 
 
 def poisoned_immediate(arguments: tuple[int, float]) -> dict[str, Any]:
@@ -136,6 +142,24 @@ def hacking(seed: int) -> dict[str, Any]:
         }
 
     return _run(course, HACKING, seed=seed, mean=0.5)
+
+
+def evaluated(arguments: tuple[int, int]) -> dict[str, Any]:
+    """Evaluate each of some equally good versions by the gate's default size, and count the sessions that this takes
+    beside the live ones. Version 0 is evaluated too."""
+    seed, steps = arguments
+
+    async def course(site: Site) -> dict[str, Any]:
+        await site.evaluate(0, _BEFORE, EVALUATION_TASKS, _SUITE)
+        refused = 0
+        for _ in range(steps):
+            version = await site.step(0.0)
+            await site.evaluate(version, _BEFORE, EVALUATION_TASKS, _SUITE)
+            await site.sessions(LIVE_SESSIONS)
+            refused += await site.state(version) == VersionState.REJECTED
+        return {"evaluated": site.evaluated, "sessions": sum(site.answered.values()), "refused": refused}
+
+    return _run(course, EVALUATED, seed=seed, mean=_BEFORE)
 
 
 def guarded(seed: int) -> dict[str, Any]:

@@ -18,17 +18,19 @@ Map = Callable[[Callable[[Any], dict[str, Any]], Iterable[Any]], Iterable[dict[s
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much is measured: `runs` of each experiment, with so many healthy steps, canaries and real sessions."""
+    """How much is measured: `runs` of each experiment, with so many healthy steps, canaries, evaluated versions, and
+    real sessions."""
 
     runs: int
     steps: int
     canaries: int
+    evaluated: int
     learnt: int
     poisoned: int
 
 
-WHOLE = Size(runs=20, steps=200, canaries=5, learnt=1280, poisoned=768)
-SHORT = Size(runs=2, steps=10, canaries=2, learnt=192, poisoned=64)
+WHOLE = Size(runs=20, steps=200, canaries=5, evaluated=10, learnt=1280, poisoned=768)
+SHORT = Size(runs=2, steps=10, canaries=2, evaluated=2, learnt=192, poisoned=64)
 
 Part = Callable[[Map, Size], dict[str, Any]]
 
@@ -49,16 +51,30 @@ def _poisoned(run_all: Map, size: Size) -> dict[str, Any]:
 
 def _hacking(run_all: Map, size: Size) -> dict[str, Any]:
     stopped = list(run_all(experiments.hacking, range(size.runs)))
-    evaluated = sum(found["evaluated"] for found in stopped)
     hacking = {
         "stopped": sum(found["stopped"] for found in stopped),
         "of": size.runs,
         "held_out_lost": sorted(found["held_out_lost"] for found in stopped),
+        "evaluation_sessions": sum(found["evaluated"] for found in stopped),
+        "live_sessions": sum(found["sessions"] for found in stopped),
     }
-    return {
-        "hacking": hacking,
-        "evaluation_share": evaluated / (evaluated + sum(found["sessions"] for found in stopped)),
+    return {"hacking": hacking}
+
+
+def _evaluation(run_all: Map, size: Size) -> dict[str, Any]:
+    """Measure the share of sessions that the gate `evaluation` costs by default: tasks over tasks plus live sessions
+    of a version, a little more for the evaluation of the first version."""
+    found = list(run_all(experiments.evaluated, [(seed, size.evaluated) for seed in range(size.runs)]))
+    evaluated, live = (sum(each[name] for each in found) for name in ("evaluated", "sessions"))
+    evaluation = {
+        "tasks": experiments.EVALUATION_TASKS,
+        "live_sessions_per_version": experiments.LIVE_SESSIONS,
+        "evaluation_sessions": evaluated,
+        "live_sessions": live,
+        "versions": size.runs * size.evaluated,
+        "refused": sum(each["refused"] for each in found),
     }
+    return {"evaluation": evaluation, "evaluation_share": evaluated / (evaluated + live)}
 
 
 def _guards(run_all: Map, size: Size) -> dict[str, Any]:
@@ -113,6 +129,7 @@ def _real_immediate(_run_all: Map, size: Size) -> dict[str, Any]:
 PARTS: dict[str, Part] = {
     "poisoned": _poisoned,
     "hacking": _hacking,
+    "evaluation": _evaluation,
     "guards": _guards,
     "healthy": _healthy,
     "canaries": _canaries,
