@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import structlog
 import torch
+from torch import Tensor
 
 from proxy.contract.claim import CommitRequest, StepReport, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
@@ -67,6 +68,8 @@ class Versions:
         self._may_be_behind = may_be_behind(settings, ranks)
         self._knows_numbers = False
         self._pending: Pending | None = None
+        self._copies: Mapping[str, Tensor] = {}
+        """The last version's weights, whose memory the next one's copies use."""
         self._has_older_optimizer = False
         """Whether the optimiser's state is that of an earlier version than the weights."""
         self._fresh = True
@@ -181,7 +184,10 @@ class Versions:
         named = self._learner.model.named_weights()
         if self._ranks.size > 1:
             return DividedWeights(named, self._ranks, dtype)
-        return whole_weights(named, self._ranks, dtype)
+        # The version before is written by now, so its copies are free again.
+        copies = whole_weights(named, self._ranks, dtype, self._copies)
+        self._copies = {} if self.publisher.keeps_weights else copies
+        return copies
 
     def _inputs(self, claim_id: ClaimId | None, consumed: Consumption) -> StepInputs:
         dtype, weights = self.publisher.dtype, self._settings.weights

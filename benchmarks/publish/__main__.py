@@ -42,6 +42,7 @@ from proxy.engines.sglang import SglangEngine
 from proxy.settings import EngineSettings
 from proxy.versions.inspector import WeightsInspector
 from trainer.config import DeltaWeights, DiskWeights, SharedDirectory, TensorsWeights
+from trainer.models.state_dict import gather_weights
 from trainer.publish.publisher import WeightPublisher
 from trainer.publish.transports import publisher_of
 
@@ -65,11 +66,6 @@ class Timed:
 
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])
-
-
-def snapshot(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Copy the weights as the loop does before the next step changes them."""
-    return {name: weight.to("cpu", dtype, copy=True) for name, weight in weights.items()}
 
 
 def copy_durably(source: Path, target: Path) -> None:
@@ -161,6 +157,7 @@ class Measured:
         self._synchronous = synchronous
         self._served = served
         self._timed = Timed()
+        self._copies: Mapping[str, Tensor] = {}
         self._identical = True
         self._bytes: list[int] = []
         self._whole = 0
@@ -169,7 +166,12 @@ class Measured:
     def publish(self, weights: Mapping[str, Tensor], *, counts: bool = True) -> float:
         """Publish the next version, and remove the one before. Return its stored bytes by those of whole files."""
         timed, publisher, head = self._timed if counts else Timed(), self._publisher, self._head
-        tensors = timed.run("snapshot", lambda: snapshot(weights, publisher.dtype or torch.float32))
+        # As the loop copies the weights before the next step changes them.
+        named: Any = weights.items()
+        tensors = timed.run(
+            "snapshot", lambda: gather_weights(named, keep=True, dtype=publisher.dtype, into=self._copies)
+        )
+        self._copies = {} if publisher.keeps_weights else tensors
         staged = timed.run("stage", lambda: publisher.stage(head, tensors, None))
         whole = timed.run("served", lambda: self._served.serve(staged.weights, self._settings))
         if staged.save is not None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,23 +23,42 @@ from trainer.parallel.mesh import Ranks
 from trainer.parallel.tensor import NamedWeights, like, local_region, whole
 
 
-def gather_weights(weights: NamedWeights, *, keep: bool, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def gather_weights(
+    weights: NamedWeights,
+    *,
+    keep: bool,
+    dtype: torch.dtype | None = None,
+    into: Mapping[str, Tensor] = MappingProxyType({}),
+) -> dict[str, Tensor]:
     """Return whole copies on the CPU by their names on the disk, in `dtype` if one is given. A collective; ranks
-    without `keep` return {}."""
+    without `keep` return {}.
+
+    Copies are made in the memory of the tensors in `into` where these have the right shape and dtype: the first touch
+    of new memory takes twice as long as the copy itself.
+    """
     gathered: dict[str, Tensor] = {}
     for name, parameter in weights:
         tensor = whole(parameter.detach())
         if keep:
             parts = tensor.unbind(0) if "*" in name else (tensor,)
             for on_disk, part in zip(names_on_disk(name, len(parts)), parts, strict=True):
-                gathered[on_disk] = part.to("cpu", dtype, copy=True).contiguous()
+                room = into.get(on_disk)
+                if room is not None and (room.shape, room.dtype) == (part.shape, dtype or part.dtype):
+                    gathered[on_disk] = room.copy_(part)
+                else:
+                    gathered[on_disk] = part.to("cpu", dtype, copy=True).contiguous()
     return gathered
 
 
-def whole_weights(weights: NamedWeights, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def whole_weights(
+    weights: NamedWeights,
+    ranks: Ranks,
+    dtype: torch.dtype | None = None,
+    into: Mapping[str, Tensor] = MappingProxyType({}),
+) -> dict[str, Tensor]:
     """Return `gather_weights` of all pipeline stages together on the first rank, and {} on the others. A
     collective."""
-    return ranks.join_stages(gather_weights(weights, keep=ranks.leads_stage, dtype=dtype))
+    return ranks.join_stages(gather_weights(weights, keep=ranks.leads_stage, dtype=dtype, into=into))
 
 
 def names_on_disk(name: str, count: int) -> list[str]:

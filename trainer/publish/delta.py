@@ -46,6 +46,10 @@ class DeltaPublisher(DiskPublisher):
         self._staged: Mapping[str, Tensor] = {}
 
     @property
+    def keeps_weights(self) -> bool:
+        return True
+
+    @property
     def _streams(self) -> bool:
         """No: the next difference needs the weights whole in memory."""
         return False

@@ -118,6 +118,10 @@ class DiskPublisher:
         return None if self._adapted is not None else self._dtype
 
     @property
+    def keeps_weights(self) -> bool:
+        return False
+
+    @property
     def publishes_adapters(self) -> bool:
         """Whether versions are adapters alone, without the whole weights that they are merged into."""
         return self._adapted is not None and self._adapted.shape.publish is AdapterPublish.ADAPTER

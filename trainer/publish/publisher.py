@@ -46,6 +46,11 @@ class WeightPublisher(Protocol):
         """The dtype in which whole weights are published; None for an adapter, which is published as it is."""
         ...
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether staged weights are still read after `settle`. If not, their memory may be used again."""
+        ...
+
     def is_state_due(self, head: Head) -> bool:
         """Return whether the successor of `head` is published with the tensors of its trainer state, or with the
         plain values only."""

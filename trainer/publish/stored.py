@@ -114,6 +114,10 @@ class StoredPublisher:
     def dtype(self) -> torch.dtype | None:
         return self._inner.dtype
 
+    @property
+    def keeps_weights(self) -> bool:
+        return self._inner.keeps_weights
+
     def is_state_due(self, head: Head) -> bool:
         return self._inner.is_state_due(head)
 
