@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import structlog
 from hypothesis import settings
@@ -32,11 +34,16 @@ _DATABASES = [
 def pytest_configure() -> None:
     """Remove hypothesis's time limits, because examples run on shared machines, fix the width of terminal output, and
     write no log unless a test or a command sets one up: structlog's default is the standard output, where a line of a
-    server on another thread would be part of what a command printed."""
+    server on another thread would be part of what a command printed. Read certificates once."""
     os.environ["COLUMNS"] = "200"
     settings.register_profile("shared-machine", deadline=None)
     settings.load_profile("shared-machine")
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    # Every client of httpx would read the certificates of all authorities again, which takes up to 60 ms, and every
+    # application makes one. No public setting lets clients share a context.
+    shared = functools.cache(httpx.create_ssl_context)
+    for module in (httpx, httpx._transports.default):
+        setattr(module, "create_ssl_context", shared)  # noqa: B010  (mypy knows neither as an attribute to set)
     sqlite.DEFAULT_SYNCHRONOUS = "off"  # no test store has to survive a power failure
 
 

@@ -32,6 +32,7 @@ from trainer.algorithm.trial import try_functions
 from trainer.config import load_runs
 
 FOLLOWED_PAGES = {**pages(), **{str(path.relative_to(ROOT)): path for path in EXAMPLE_PAGES}}
+COMMAND_LINE: Any = typer.main.get_command(app)
 ALL_PAGES = FOLLOWED_PAGES | {str(path.relative_to(ROOT)): path for path in (ROOT / "docs" / "agents").glob("*.md")}
 MOST_NOT_RUN = 14
 """Bound on blocks that are not run, over all pages. Correct a page that cannot be followed before raising this
@@ -114,8 +115,7 @@ def check(words: list[str], place: str) -> None:
 
 
 def check_command(arguments: list[str], place: str) -> None:
-    command: Any = typer.main.get_command(app)
-    path = "base-rl"
+    command, path = COMMAND_LINE, "base-rl"
     rest = list(arguments)
     while isinstance(command, click.Group) or hasattr(command, "commands"):
         if not rest or rest[0] in _ABBREVIATED or rest[0].startswith("-"):
