@@ -71,10 +71,11 @@ def shadow_finding(release: ReleaseSettings, sample: PairSample) -> Finding:
         text = f"{'; '.join(problems)} ({sample.pairs} answers to the same prompts)"
         return Finding(gate="shadow", state="failed", text=text, evidence=evidence)
     seen = "; ".join(rises) or "nothing that is guarded is higher by more than its bound"
-    if not sample.pairs:
-        seen = f"the candidate answers while {_room(release.shadow.busy_share)} (shadow.busy_share)"
     if sample.pairs < wanted:
-        text = f"waits for {wanted} unseen answers, {sample.pairs} now: {seen}"
+        room = f"the candidate answers while {_room(release.shadow.busy_share)} (shadow.busy_share)"
+        text = f"waits for {wanted} unseen answers, {sample.pairs} now; {room}"
+        if sample.pairs:
+            text = f"{text}: {seen}"
         return Finding(gate="shadow", state="waiting", text=text, evidence=evidence)
     text = f"on {sample.pairs} prompts, {seen}"
     return Finding(gate="shadow", state="passed", text=text, evidence=evidence)
@@ -124,7 +125,7 @@ def preference_finding(release: ReleaseSettings, sample: PairSample) -> Finding:
 
 
 def _room(busy_share: float) -> str:
-    """Return when a candidate may answer. Under steady load it never may, so a gate without answers says so."""
+    """Return when a candidate may answer. Under steady load it never may, so a gate that waits says so."""
     return f"calls hold at most {busy_share:g} of its engine's slots" if busy_share else "its engine has no calls"
 
 

@@ -37,7 +37,8 @@ _PAIRS = 16
 _SECONDS = 60
 _RELEASE = {
     "policy": "gated",
-    "shadow": {"share": 1.0, "answers": _PAIRS},
+    # The callers make no pause, in which the candidate could answer with a busy_share of 0.
+    "shadow": {"share": 1.0, "answers": _PAIRS, "busy_share": 0.5},
     "preference": {"judge": "taste", "max_loss": 0.4},
 }
 

@@ -108,11 +108,12 @@ def test_the_shadow_waits_for_its_answers_and_passes_if_nothing_guarded_is_highe
     few = shadow_finding(release(), guarded([0.0] * 20, [0.0] * 20))
     assert (few.state, few.text) == (
         "waiting",
-        "waits for 60 unseen answers, 20 now: nothing that is guarded is higher by more than its bound",
+        "waits for 60 unseen answers, 20 now; the candidate answers while its engine has no calls"
+        " (shadow.busy_share): nothing that is guarded is higher by more than its bound",
     )
     none = shadow_finding(release(), PairSample(against=3)).text
     assert none == (
-        "waits for 60 unseen answers, 0 now: the candidate answers while its engine has no calls (shadow.busy_share)"
+        "waits for 60 unseen answers, 0 now; the candidate answers while its engine has no calls (shadow.busy_share)"
     )
     busy = shadow_finding(release(shadow={"busy_share": 0.5}), PairSample(against=3)).text
     assert "while calls hold at most 0.5 of its engine's slots" in busy
