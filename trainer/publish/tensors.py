@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -134,6 +135,8 @@ class TensorsPublisher(DiskPublisher):
         for place in self._copies:
             if (self._directory / place.parent.name / place.name).is_dir():
                 remove_unread(place, remove_marked)
+                with suppress(OSError):  # other versions may be in it
+                    place.parent.rmdir()
 
     def _free(self, head: Head) -> None:
         """Remove the copies of a run's versions, except the head's and those whose marks are locked."""

@@ -115,6 +115,11 @@ def test_the_memory_is_free_after_the_end_except_for_versions_that_are_nowhere_e
     unsaved = Path(world.stage().weights.uri).name
     world.publisher.close()
     assert world.copies() == [unsaved]
+    other = world.new_publisher()
+    other.collect(world.head)
+    other.settle(saved(world.stage(other)))
+    other.close()
+    assert list(world.memory.iterdir()) == []
 
 
 def test_a_refused_version_is_removed_from_memory_and_disk(world: MemoryWorld) -> None:
