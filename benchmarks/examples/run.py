@@ -27,9 +27,9 @@ WINDOW = 128
 """First and last rewards are means over this many attempts."""
 
 _NEEDED = ("agent.py", "reward.py", "tasks.jsonl", "config.toml", "checkpoint")
-_MEASURES = {"debate": "sound"}
-"""The entry of the ledger that is measured instead of the reward, of examples whose reward is relative: of two sides
-that learn, at most one wins, however well both argue."""
+_MEASURES = {"debate": "sound", "handoffs": "reward"}
+"""The entry of the ledger that is measured for each run of an example with several. Where the reward is relative that
+is not the reward: of two sides that learn, at most one wins, however well both argue."""
 _CONCURRENCY = 64
 _ATTEMPT_SECONDS = 30
 _READY_SECONDS = 90.0
@@ -45,7 +45,7 @@ class ExampleFailed(Exception):
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
     """When a run ends: after `attempts`, after `seconds` from the start of the stack, or as soon as the last WINDOW
-    attempts, none of which is among the first, have at least the mean reward `enough`."""
+    attempts of each part, none of which is among the first, have at least the mean reward `enough`."""
 
     seconds: float = 170.0
     attempts: int = 20_000
@@ -142,7 +142,7 @@ def _attempt(
             failed = sum(read_journal(journal)[1] for journal in journals)
             if (
                 all(reached(found, bounds) for found in rewards.values())
-                or min(map(len, rewards.values())) + failed >= bounds.attempts
+                or len(rewards[folder.name]) + failed >= bounds.attempts
                 or time.monotonic() > until
             ):
                 return rewards, failed

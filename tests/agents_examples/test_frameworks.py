@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import importlib
 import itertools
-import json
 import random
 import sys
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from agents_examples.handoffs import demonstrations as handoffs
+from agents_examples.handoffs.tasks import SUMS, UNITS, Question, sums
 from agents_examples.service import demonstrations as service
-from agents_examples.service.tasks import Case, random_request
-from agents_examples.tiny.vocabulary import render
-from benchmarks.examples.environment import interpreter_for
+from agents_examples.service.tasks import Case, Request, random_request
 from benchmarks.examples.run import EXAMPLES
-from tests.agents_examples.calculator.server import Message, ScriptedServer, calls, says
-from tests.docs.markdown import ROOT
-from tests.proxy.overview.serving import serving_app
+from tests.agents_examples.calculator.server import Message, calls, says
+from tests.agents_examples.frameworks import (
+    KEYS,
+    SPECIALISTS_SESSION,
+    assert_sent_as_demonstrated,
+    attempts_with,
+    rendered,
+    spoken,
+)
 
-FRAMEWORKS = {"service": "pydantic_ai"}
-_ATTEMPT = """
-import asyncio, json, sys, types
-from agents_examples.{name}.agent import attempt
-session = types.SimpleNamespace(model="{name}", base_url=sys.argv[2], api_key="rl-session")
-print(json.dumps(asyncio.run(attempt(json.loads(sys.argv[1]), session))))
-"""
+FRAMEWORKS = {"handoffs": "agents", "service": "pydantic_ai"}
 
 
 def test_all_examples_with_a_framework_are_tested_here() -> None:
@@ -45,69 +42,66 @@ def test_without_its_framework_an_agent_says_what_installs_it(name: str, monkeyp
         importlib.import_module(f"agents_examples.{name}.agent")
 
 
-async def attempt_with(name: str, task: dict[str, Any], said: Sequence[Message]) -> tuple[Any, list[dict[str, Any]]]:
-    """Let an agent attempt a task with a model that says these messages. Return its result and its requests."""
-    answers = iter(said)
-    server = ScriptedServer(lambda _: next(answers))
-    python = await asyncio.to_thread(interpreter_for, EXAMPLES / name)
-    async with serving_app(server.app()) as address:
-        process = await asyncio.create_subprocess_exec(
-            *(python, "-c", _ATTEMPT.format(name=name), json.dumps(task), f"{address}/v1"),
-            cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        output, complaints = await process.communicate()
-    assert process.returncode == 0, complaints.decode()
-    return json.loads(output), server.requests
-
-
-def rendered(name: str, messages: Sequence[Message], tools: Sequence[Message]) -> str:
-    """Return a conversation as the server renders it for the model. The order of keys counts."""
-    tokenizer = cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(EXAMPLES / name / "checkpoint"))
-    return render(tokenizer, messages, tools=tools, generation_prompt=True)
-
-
-def assert_sent_as_demonstrated(
-    name: str, requests: Sequence[dict[str, Any]], messages: Sequence[Message], tools: Sequence[Message]
-) -> None:
-    """Fail unless each request has the text that the model was warmed up with."""
-    ends = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    assert len(requests) == len(ends)
-    for request, end in zip(requests, ends, strict=True):
-        assert rendered(name, request["messages"], request["tools"]) == rendered(name, messages[:end], tools)
-
-
-def spoken(messages: Sequence[Message]) -> list[Message]:
-    return [{"content": None, **message} for message in messages if message["role"] == "assistant"]
+def service_task(request: Request) -> dict[str, Any]:
+    return {**dataclasses.asdict(request), "wanted": request.wanted}
 
 
 @pytest.mark.clients
 async def test_the_service_sends_what_was_demonstrated() -> None:
     rng = random.Random(0)
-    wishes = itertools.product(Case, (False, True))
-    for case, has_city in wishes:
-        request = next(
+    requests = [
+        next(
             one
             for one in iter(lambda: random_request(rng), None)
             if one.case is case and (one.city is not None) is has_city and not one.names_order
         )
-        task = {**dataclasses.asdict(request), "wanted": request.wanted}
-        messages = service.conversation(request, service.Habit.KEEP_POLICY)
-        result, requests = await attempt_with("service", task, spoken(messages))
-        assert result == request.wanted
-        assert_sent_as_demonstrated("service", requests, messages, service.TOOLS)
+        for case, has_city in itertools.product(Case, (False, True))
+    ]
+    conversations = [service.conversation(request, service.Habit.KEEP_POLICY) for request in requests]
+    cases = [(service_task(one), spoken(messages)) for one, messages in zip(requests, conversations, strict=True)]
+    made = await attempts_with("service", cases)
+    for request, messages, attempted in zip(requests, conversations, made, strict=True):
+        assert attempted.result == request.wanted
+        assert_sent_as_demonstrated("service", attempted.requests, messages, service.TOOLS)
 
 
 @pytest.mark.clients
 async def test_the_service_ends_with_a_model_that_cannot_call_tools() -> None:
-    request = random_request(random.Random(0))
-    task = {**dataclasses.asdict(request), "wanted": request.wanted}
-    for bad in (calls("{bad", name="find"), calls('{"order":1}', name="absent"), calls('{"order":"x"}', name="find")):
-        result, _ = await attempt_with("service", task, [bad] * 20)
-        assert result["tickets"] == []
-    endless, requests = await attempt_with("service", task, [calls('{"order":100}', name="find")] * 20)
-    assert endless["tickets"] == []
-    assert len(requests) == 5
-    _, requests = await attempt_with("service", task, [says("No.")] * 20)
-    assert len(requests) == 2
+    task = service_task(random_request(random.Random(0)))
+    bad = [calls("{bad", name="find"), calls('{"order":1}', name="absent"), calls('{"order":"x"}', name="find")]
+    endless, refusing = calls('{"order":100}', name="find"), says("No.")
+    made = await attempts_with("service", [(task, [each] * 20) for each in (*bad, endless, refusing)])
+    assert all(attempted.result["tickets"] == [] for attempted in made)
+    assert [len(attempted.requests) for attempted in made[-2:]] == [5, 2]
+
+
+def handoffs_task(question: Question) -> dict[str, Any]:
+    return {"question": question.text, "agent": question.agent, "result": question.result}
+
+
+@pytest.mark.clients
+async def test_a_hand_off_sends_what_was_demonstrated_to_the_agents_own_run() -> None:
+    question = sums()[0]
+    right, own = "1 + 1 = 2", SPECIALISTS_SESSION
+    cases: list[tuple[Sequence[Message], dict[str, Any], dict[str, float]]] = [
+        ([handoffs.handoff(SUMS), says(question.working)], {"by": SUMS, "answer": question.working}, {own: 1.0}),
+        ([handoffs.handoff(SUMS), says("1 + 1 = 3")], {"by": SUMS, "answer": "1 + 1 = 3"}, {own: 0.0}),
+        ([handoffs.handoff(UNITS), says(handoffs.NOT_MINE)], {"by": UNITS, "answer": handoffs.NOT_MINE}, {}),
+        ([says("I guess 4.")], {"by": "triage", "answer": "I guess 4."}, {}),
+        ([calls("{}", name="absent")], {"by": None, "answer": ""}, {}),
+        ([calls("{bad", name="transfer_to_sums"), says(right)], {"by": SUMS, "answer": right}, {own: 1.0}),
+    ]
+    task = handoffs_task(question)
+    made = await attempts_with("handoffs", [(task, spoken(said)) for said, _, _ in cases])
+    assert [attempted.result for attempted in made] == [result for _, result, _ in cases]
+    assert [attempted.server.rewards for attempted in made] == [rewards for _, _, rewards in cases]
+    first = made[0]
+    assert [request["model"] for request in first.requests] == ["handoffs", SUMS]
+    assert first.server.callers == [("rl-session", None), (KEYS["SUMS_API_KEY"], own)]
+    prompts = (
+        (handoffs.prompt_of_triage(question), handoffs.TOOLS),
+        (handoffs.prompt_of_specialist(SUMS, question), ()),
+    )
+    for request, (messages, tools) in zip(first.requests, prompts, strict=True):
+        sent = rendered("handoffs", request["messages"], request.get("tools", ()))
+        assert sent == rendered("handoffs", messages, tools)

@@ -46,8 +46,8 @@ def blocks_of_example(name: str, *, by_make: bool) -> list[Block]:
     ]
 
 
-IN_SHORT_FORM = {"extraction", "debate"}
-"""One example with one run, and one with several."""
+IN_SHORT_FORM = {"extraction", "handoffs"}
+"""One example with base-rl's own environment and one run, and one with an environment of its own and several runs."""
 BY_HAND = [
     pytest.param(name, marks=() if name in IN_SHORT_FORM else pytest.mark.exhaustive)
     for name in example_pages()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx2
@@ -36,22 +36,34 @@ def calls(arguments: str, name: str = "calculator") -> Message:
 
 
 class ScriptedServer:
-    """Answers with `script` and records every request. The first `failing_requests` of the agent get a 503."""
+    """Answers with `script` and records every request. The first `failing_requests` of the agent get a 503.
 
-    def __init__(self, script: Script, *, failing_requests: int = 0, refuse_sessions: int | None = None) -> None:
+    `named` has sessions that are opened by a call, under a name in a header: the key of each by its name.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        failing_requests: int = 0,
+        refuse_sessions: int | None = None,
+        named: Mapping[str, str] | None = None,
+    ) -> None:
         self.script = script
         self.requests: list[dict[str, Any]] = []
         self.groups: list[dict[str, Any]] = []
         self.rewards: dict[str, float] = {}
         self.outcomes: dict[str, str] = {}
         self.keys_seen: set[str] = set()
+        self.callers: list[tuple[str, str | None]] = []
+        """Key and session's name of each request."""
         self.at_work = 0
         self.most_at_work = 0
         self.hold = asyncio.Event()
         self.hold.set()
         self._failing = failing_requests
         self._refuse_sessions = refuse_sessions
-        self._keys: dict[str, str] = {}
+        self._keys: dict[str, str] = dict(named or {})
 
     def app(self) -> Starlette:
         routes = [
@@ -74,6 +86,7 @@ class ScriptedServer:
         try:
             await self.hold.wait()
             await asyncio.sleep(0)
+            self.callers.append((_key(request), request.headers.get("x-base-rl-session")))
             return self._answer(await request.json(), _key(request))
         finally:
             self.at_work -= 1
