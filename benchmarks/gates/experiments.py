@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from benchmarks.gates.faults import Habits
 from benchmarks.gates.site import Site
 from proxy.contract.policy import VersionState
+from proxy.gates.pair_findings import PairSample, preference_finding
 from proxy.settings import ReleaseSettings
 
 SESSIONS_PER_STEP = 32
@@ -33,6 +35,7 @@ GUARDED = {**GATED, "guards": {"answer_length": 0.2}}
 _SUITE = "held-out"
 _TASKS = 100
 HACKING = {"policy": "gated", "train_from": "passed", "evaluation": {"suite": _SUITE, "tasks": _TASKS}}
+PREFERRED = {"policy": "gated", "shadow": {"share": 0.1}, "preference": {"judge": "judge"}}
 EVALUATED = {"policy": "gated", "train_from": "passed", "evaluation": {"suite": _SUITE}}
 EVALUATION_TASKS = ReleaseSettings.model_validate(EVALUATED).evaluation.tasks
 """Those of a gate whose user sets nothing but the suite."""
@@ -160,6 +163,21 @@ def evaluated(arguments: tuple[int, int]) -> dict[str, Any]:
         return {"evaluated": site.evaluated, "sessions": sum(site.answered.values()), "refused": refused}
 
     return _run(course, EVALUATED, seed=seed, mean=_BEFORE)
+
+
+def preferred(arguments: tuple[int, float]) -> dict[str, Any]:
+    """Let a judge prefer a candidate's answer with the probability `share`, and look at the gate `preference`, with
+    its default settings, after each pair until it decides."""
+    seed, share = arguments
+    rng = random.Random(seed)
+    release = ReleaseSettings.model_validate(PREFERRED)
+    preferences: tuple[float, ...] = ()
+    while True:
+        preferences += (float(rng.random() < share),)
+        found = preference_finding(release, PairSample(against=0, preferences=preferences))
+        if found.state != "waiting":
+            # Those without a clear answer pass by `undecided`.
+            return {"refused": found.state == "failed", "pairs": len(preferences)}
 
 
 def guarded(seed: int) -> dict[str, Any]:

@@ -12,6 +12,10 @@ from benchmarks.gates import experiments, real
 
 DROP = 0.4
 _DROPS = (0.4, 0.6, 0.3)
+# Of a judge between the candidate and the serving version: equally good, worse, and much worse.
+_SHARES_OF_WINS = (0.5, 0.35, 0.25)
+# Drawing preferences costs little, and more candidates make the rates more exact.
+_CANDIDATES_PER_RUN = 5
 
 Map = Callable[[Callable[[Any], dict[str, Any]], Iterable[Any]], Iterable[dict[str, Any]]]
 
@@ -77,6 +81,16 @@ def _evaluation(run_all: Map, size: Size) -> dict[str, Any]:
     return {"evaluation": evaluation, "evaluation_share": evaluated / (evaluated + live)}
 
 
+def _preference(run_all: Map, size: Size) -> dict[str, Any]:
+    preference = []
+    for share in _SHARES_OF_WINS:
+        runs = [(seed, share) for seed in range(_CANDIDATES_PER_RUN * size.runs)]
+        found = list(run_all(experiments.preferred, runs))
+        refused = sorted(each["pairs"] for each in found if each["refused"])
+        preference.append({"share": share, "refused": len(refused), "of": len(found), "pairs": refused})
+    return {"preference": preference}
+
+
 def _guards(run_all: Map, size: Size) -> dict[str, Any]:
     guarded = list(run_all(experiments.guarded, range(size.runs)))
     guards = {
@@ -130,6 +144,7 @@ PARTS: dict[str, Part] = {
     "poisoned": _poisoned,
     "hacking": _hacking,
     "evaluation": _evaluation,
+    "preference": _preference,
     "guards": _guards,
     "healthy": _healthy,
     "canaries": _canaries,

@@ -8,6 +8,13 @@ from benchmarks.targets import Target
 
 # `release.error_rate`, by default.
 _ERROR_RATE = 0.05
+_EVEN = 0.5
+
+
+def _refused(results: dict[str, Any]) -> float:
+    """Return the share of candidates that are refused although a judge prefers them as often as not."""
+    even = next(found for found in results["preference"] if found["share"] == _EVEN)
+    return float(even["refused"] / even["of"])
 
 
 def judged(results: dict[str, Any]) -> list[Target]:
@@ -35,6 +42,11 @@ def judged(results: dict[str, Any]) -> list[Target]:
         Target(
             what="healthy canaries refused",
             measured=healthy["canaries_refused"] / healthy["canaries"],
+            bound=_ERROR_RATE,
+        ),
+        Target(
+            what="equally good candidates refused by a judge's preference",
+            measured=_refused(results),
             bound=_ERROR_RATE,
         ),
         Target(what="faults stopped by guards", measured=results["guards"]["stopped"], bound=runs, at_least=True),
