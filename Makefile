@@ -20,7 +20,9 @@ help:  ## list the targets
 demo: setup  ## set everything up and watch an agent learn (ENGINE=sglang for the real SGLang, SEED=n)
 	@$(BIN)/base-rl demo --engine $(ENGINE) --seed $(SEED)
 
-test: setup-dev lint types layers code-figures test-fast  ## set everything up; lint, types, layers, bounds on the code and the tests
+test: setup-dev  ## set everything up; lint, types, layers, bounds on the code and the tests
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types layers code-figures
+	@$(MAKE) --no-print-directory test-fast
 
 test-again:  ## after a `make test` with failed tests: the same checks, and at most 10 failed tests once more, alone (other suites: AGAIN=1)
 	@$(MAKE) test AGAIN=1
