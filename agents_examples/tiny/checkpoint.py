@@ -67,12 +67,14 @@ def stage_of_habits(
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a checkpoint is made of. The tokenizer learns its merges from demonstrations of the last stage."""
+    """What a checkpoint is made of. The tokenizer learns its merges from demonstrations of the last stage; each of
+    `words` is a token of its own."""
 
     stages: Sequence[Stage]
     batch: int = 48
     tokenizer_conversations: int = 1000
     largest_vocabulary: int = LARGEST_VOCABULARY
+    words: Sequence[str] = ()
     positions: int = 2048
 
 
@@ -94,7 +96,7 @@ def make_checkpoint(recipe: Recipe, directory: Path, *, seed: int) -> Qwen3ForCa
     plain = empty_tokenizer()
     corpus = recipe.stages[-1].demonstrate(rng, recipe.tokenizer_conversations)
     rendered = (render(plain, one.messages, tools=one.tools) for one in corpus)
-    tokenizer = train_tokenizer(rendered, largest_vocabulary=recipe.largest_vocabulary)
+    tokenizer = train_tokenizer(rendered, largest_vocabulary=recipe.largest_vocabulary, words=recipe.words)
     model = build_model(tokenizer, positions=recipe.positions)
     tokens = len(encode(tokenizer, recipe.stages[0].demonstrate(rng, 1)[0]).ids)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, {tokens} a conversation")

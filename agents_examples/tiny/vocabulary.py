@@ -36,10 +36,16 @@ def empty_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def train_tokenizer(
-    corpus: Iterable[str], *, largest_vocabulary: int = LARGEST_VOCABULARY
+    corpus: Iterable[str], *, largest_vocabulary: int = LARGEST_VOCABULARY, words: Sequence[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Learn the merges from rendered conversations. Special tokens are never part of a merge."""
-    special = re.compile("|".join(re.escape(token) for token in CONTROL_TOKENS + TAG_TOKENS))
+    """Learn the merges from rendered conversations. Special tokens are never part of a merge.
+
+    Each of `words` is a token of its own wherever it stands alone, and copying it means copying one token; they are
+    not counted in `largest_vocabulary`.
+    """
+    patterns = [re.escape(token) for token in CONTROL_TOKENS + TAG_TOKENS]
+    patterns += [rf"\b{re.escape(word)}\b" for word in words]
+    special = re.compile("|".join(patterns))
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -57,6 +63,7 @@ def train_tokenizer(
     bpe.train_from_iterator((piece for text in corpus for piece in special.split(text) if piece), trainer)
     bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS])
     bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in TAG_TOKENS])
+    bpe.add_tokens([AddedToken(word, special=False, normalized=False, single_word=True) for word in words])
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=bpe,
         eos_token=END_OF_TURN,

@@ -17,7 +17,7 @@ TINY = "tiny"
 _AGENT_FILES = ("agent.py", "tasks.py", "tools.py", "customer.py", "reward.py")
 _SHARED = "sandbox"
 """A module of `agents_examples` that several examples import."""
-_DATA_FILES = ("tasks.jsonl", "requirements.txt")
+_DATA_FILES = ("tasks.jsonl", "documents.txt", "requirements.txt")
 _NEEDED = ("agent.py", "reward.py", "tasks.jsonl", "config.toml", "checkpoint", "README.md")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -14,6 +14,10 @@ import pytest
 
 from agents_examples.handoffs import demonstrations as handoffs
 from agents_examples.handoffs.tasks import SUMS, UNITS, Question, sums
+from agents_examples.search import demonstrations as search
+from agents_examples.search.tasks import WORKERS, Kind, random_world
+from agents_examples.search.tasks import question as search_question
+from agents_examples.search.tools import index
 from agents_examples.service import demonstrations as service
 from agents_examples.service.tasks import Case, Request, random_request
 from benchmarks.examples.run import EXAMPLES
@@ -27,7 +31,7 @@ from tests.agents_examples.frameworks import (
     spoken,
 )
 
-FRAMEWORKS = {"handoffs": "agents", "service": "pydantic_ai"}
+FRAMEWORKS = {"handoffs": "agents", "search": "langgraph.graph", "service": "pydantic_ai"}
 
 
 def test_all_examples_with_a_framework_are_tested_here() -> None:
@@ -105,3 +109,30 @@ async def test_a_hand_off_sends_what_was_demonstrated_to_the_agents_own_run() ->
     for request, (messages, tools) in zip(first.requests, prompts, strict=True):
         sent = rendered("handoffs", request["messages"], request.get("tools", ()))
         assert sent == rendered("handoffs", messages, tools)
+
+
+@pytest.mark.clients
+async def test_the_search_sends_what_was_demonstrated() -> None:
+    world = random_world(random.Random(0))
+    asked = [search_question(world, kind, WORKERS[0]) for kind in Kind]
+    assert index().search(asked[0].searches[0].words) == asked[0].searches[0].document  # the world of the documents
+    conversations = [search.conversation(one, search.Habit.SEARCH, random.Random(0)) for one in asked]
+    cases = [({"question": one.text}, spoken(messages)) for one, messages in zip(asked, conversations, strict=True)]
+    made = await attempts_with("search", cases)
+    for one, messages, attempted in zip(asked, conversations, made, strict=True):
+        assert attempted.result == f"{one.answer}."
+        assert_sent_as_demonstrated("search", attempted.requests, messages, search.TOOLS)
+
+
+@pytest.mark.clients
+async def test_the_search_ends_with_a_model_that_cannot_call_tools() -> None:
+    task, answer = {"question": "Where does Ada live?"}, says("Oslo.")
+    cases = [
+        (task, [calls("{bad", name="search")]),
+        (task, [calls('{"query": "x"}', name="absent"), answer]),
+        (task, [calls('{"words": "x"}', name="search"), answer]),
+        (task, [calls('{"query": "Ada"}', name="search")] * 20),
+    ]
+    made = await attempts_with("search", cases)
+    assert [attempted.result for attempted in made] == ["", "Oslo.", "Oslo.", ""]
+    assert [len(attempted.requests) for attempted in made] == [1, 2, 2, 5]
