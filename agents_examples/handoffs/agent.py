@@ -27,7 +27,7 @@ except ImportError as error:
     raise ImportError(f"this agent needs the OpenAI Agents SDK ({error}); install it: {install}") from error
 
 MOST_CALLS = 2
-"""One of the triage agent and one of a specialist."""
+"""Bound on the model calls of an attempt: one of the triage agent and one of a specialist."""
 
 
 def triage_with(client: AsyncOpenAI, model: str, *, session: str | None = None) -> Agent[None]:

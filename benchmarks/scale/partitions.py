@@ -55,7 +55,7 @@ def rows_of(first: int, count: int, months: int, total: int) -> Iterator[Row]:
         content, ids = drawn.randbytes(_CONTENT), drawn.randbytes(400)
         session = f"ses_{number // TURNS_PER_SESSION:012d}"
         yield (
-            # The id of a time, told apart by the number.
+            # An id that a turn could have got at this time, with its number in place of random characters.
             f"{least_turn_id(at)[:-8]}{number:08d}",
             "run_1",
             session,

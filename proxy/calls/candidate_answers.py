@@ -66,7 +66,7 @@ class CandidateAnswers:
         After a restart, one answer more is generated to find that out again."""
 
     def offer(self, context: CallContext, plans: Collection[CallPlan], answer: Answer) -> None:
-        """Let the candidate answer the prompt of a call whose own answer has been recorded, if it is to."""
+        """Let the candidate answer the prompt of a call whose own answer has been recorded, if the call is drawn."""
         run = context.served.run
         version = self._swaps.shadow(run.id)
         # Several choices, or several prompts, have no single answer to compare with.

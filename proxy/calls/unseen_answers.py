@@ -18,7 +18,7 @@ from proxy.versions.answer_pairs import AnswerPairs
 
 
 class UnseenAnswers:
-    """Those that this process generates. Nothing waits for them."""
+    """The unseen answers that this process generates. No call waits for them."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class UnseenAnswers:
         )
 
     def offer(self, context: CallContext, plans: Collection[CallPlan], answer: Answer) -> None:
-        """Begin the further answers of a call whose own answer has been recorded, if it is to have any."""
+        """Begin the further answers of a call whose own answer has been recorded, if the call is drawn."""
         self._shadows.offer(context, plans)
         self._candidates.offer(context, plans, answer)
 

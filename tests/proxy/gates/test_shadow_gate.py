@@ -66,7 +66,7 @@ async def test_a_good_candidate_passes_and_a_canary_keeps_what_was_found(shadowe
     await shadowed.tend()
     assert await shadowed.states() == ["serving", "canary"]
     assert await shadow_of(shadowed) == [(1, False, 0.5)]
-    # Another version serves meanwhile: the pairs are not with it, and were found before it served.
+    # Another version begins to serve. The findings stay, although they are about pairs with the version before.
     await shadowed.commit(1)
     await steering_of(shadowed.world).pin(await shadowed.world.current_run(), 0, Decision(reason="demo", by="key_1"))
     await shadowed.tend()
