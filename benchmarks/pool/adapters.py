@@ -2,7 +2,8 @@
 
 Agents stream answers from an adapter run while one version after another is committed and served: 500 on the embedded
 engine, 50 on the real SGLang. Blocks of swaps and of streams without any alternate, so that other work on the machine
-hits both alike. Afterwards the log-probabilities of every recorded token are computed again by transformers, under
+hits both alike. Then blocks with a version every 2 seconds alternate with blocks without any, for the tokens per
+second. Afterwards the log-probabilities of every recorded token are computed again by transformers, under
 the version that the turn names and under the version before it: the first must agree, the second must not.
 
 Writes `benchmarks/results/adapters.json`, each engine when it is finished; `--engine` measures one alone. The exit
@@ -54,6 +55,8 @@ LOADED = 8
 """Adapters that the engine has in memory: fewer than are committed while the old ones wait to be unloaded."""
 SAME = 0.01
 """Largest difference of log-probabilities that rounding makes, in nats; SGLang's is 0.0001 at most."""
+RATE_BLOCKS, RATE_BLOCK_S, RATE_EVERY_S = 4, 20.0, 2.0
+"""Blocks of each kind in which tokens are counted, their seconds, and the seconds from one version to the next."""
 _FIRST_BLOCK_S, _SHORT_BLOCK_S = 15.0, 5.0
 _LONGEST_CALM_S = 20.0
 _SERVED_S = 120.0
@@ -114,8 +117,44 @@ async def swap(installation: Installation, client: ProxyClient, request: CommitR
             await asyncio.sleep(0.05)
 
 
+@dataclass
+class Rate:
+    """Blocks with a version every few seconds, and as many without any. `requests` are the versions of all blocks."""
+
+    requests: Sequence[CommitRequest]
+    blocks: int
+    block_s: float
+    phases: dict[bool, list[tuple[float, float]]] = field(default_factory=lambda: {False: [], True: []})
+    """Begin and end of each block, by whether it has versions."""
+
+    @staticmethod
+    def versions(blocks: int, block_s: float) -> int:
+        """Return how many versions the blocks take."""
+        return blocks * int(block_s / RATE_EVERY_S)
+
+    async def measure(self, installation: Installation, client: ProxyClient) -> None:
+        requests = iter(self.requests)
+        for _ in range(self.blocks):
+            for swaps in (False, True):
+                began = time.perf_counter()
+                until = began + self.block_s
+                while swaps and (due := time.perf_counter() + RATE_EVERY_S) <= until:
+                    await swap(installation, client, next(requests))
+                    await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                await asyncio.sleep(max(0.0, until - time.perf_counter()))
+                self.phases[swaps].append((began, time.perf_counter()))
+
+    def ratio(self, answers: Sequence[tuple[float, Streamed]]) -> float:
+        """Return the tokens per second with versions, compared with those without."""
+        without, with_versions = (
+            sum(len(gaps_between(answers, *block)) for block in blocks) / sum(end - begin for begin, end in blocks)
+            for blocks in (self.phases[False], self.phases[True])
+        )
+        return round(with_versions / without, 3)
+
+
 async def measure(
-    installation: Installation, requests: Sequence[CommitRequest], blocks: int, first_s: float
+    installation: Installation, requests: Sequence[CommitRequest], rate: Rate, blocks: int, first_s: float
 ) -> dict[str, Any]:
     """Serve all versions under load, and return the figures that the agents see."""
     client = ProxyClient(installation.url, installation.trainer_key, RUN)
@@ -136,6 +175,7 @@ async def measure(
         swapping.append((began, time.perf_counter()))
         block_s = min(_LONGEST_CALM_S, swapping[-1][1] - began)
         print(f"  {min(first + size, len(requests))} swaps, the last {block_s:.0f} s", flush=True)
+    await rate.measure(installation, client)
     agents.over = True
     await working
     normal, during = (
@@ -153,6 +193,7 @@ async def measure(
         "gap_p99_ms": round(quantile(normal, 0.99) * 1000, 1),
         "gap_p99_ms_during_swaps": round(quantile(during, 0.99) * 1000, 1),
         "gap_ratio": round(quantile(during, 0.99) / quantile(normal, 0.99), 2),
+        "tokens_per_s_vs_none": rate.ratio(agents.answers),
     }
 
 
@@ -212,9 +253,12 @@ async def run(engine: str, folder: Path, swaps: int, *, short: bool) -> dict[str
     config = f'[run]\nname = {quoted(RUN)}\nmodel = {quoted(CHECKPOINT)}\nweights = "adapter"\n'
     async with installed(folder, [part], [plan.url], config, verbose=True) as installation:
         versions = Versions(installation.weights)
-        requests = [await asyncio.to_thread(versions.write, number) for number in range(1, swaps + 1)]
         blocks, first_s = (1, _SHORT_BLOCK_S) if short else (BLOCKS, _FIRST_BLOCK_S)
-        found = await measure(installation, requests, blocks, first_s)
+        rate_blocks, block_s = (1, _SHORT_BLOCK_S) if short else (RATE_BLOCKS, RATE_BLOCK_S)
+        count = swaps + Rate.versions(rate_blocks, block_s)
+        requests = [await asyncio.to_thread(versions.write, number) for number in range(1, count + 1)]
+        rate = Rate(requests[swaps:], rate_blocks, block_s)
+        found = await measure(installation, requests[:swaps], rate, blocks, first_s)
         labels = await asyncio.to_thread(partial(check_labels, installation, versions))
     return {**found, **labels}
 
@@ -229,6 +273,12 @@ def judged(result: dict[str, Any]) -> list[Target]:
             what="answers that fit the version before as well",
             measured=result["answers_that_fit_the_version_before"],
             bound=0,
+        ),
+        Target(
+            what="tokens per second with a version every 2 s, over those without",
+            measured=result["tokens_per_s_vs_none"],
+            bound=0.97,
+            at_least=True,
         ),
     ]
 
