@@ -125,7 +125,8 @@ def preference_finding(release: ReleaseSettings, sample: PairSample) -> Finding:
 
 
 def _room(busy_share: float) -> str:
-    """Return when a candidate may answer. Under steady load it never may, so a gate that waits says so."""
+    """Return the condition under which a candidate may answer. A gate that waits shows it, because under steady load
+    the candidate never may."""
     return f"calls hold at most {busy_share:g} of its engine's slots" if busy_share else "its engine has no calls"
 
 

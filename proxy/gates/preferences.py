@@ -16,7 +16,7 @@ from proxy.judges.candidates import with_unseen_answer
 from proxy.judges.kinds.pairwise import Pairwise
 from proxy.judges.prompts import Prompts
 from proxy.judges.reader import JudgingTask, SubjectReader
-from proxy.judges.service import JudgeObserver
+from proxy.judges.service import JudgeObserver, count_judgement
 from proxy.judges.subjects import Judged, Skipped, Subject, Usage
 from proxy.judges.tools import Tools
 from proxy.lifecycle.signals import Signals
@@ -74,7 +74,7 @@ class PreferenceJudge:
                 await self._database.commit(
                     lambda connection: self._spend(connection, pair_id, subject, judged.usage)
                 )
-            self._count("failed", judged)
+            count_judgement(self._observer, "failed", judged.usage)
             raise judged.failure
         preference = preference_in(subject, judged)
 
@@ -86,7 +86,7 @@ class PreferenceJudge:
             connection.execute(update(AnswerPairRow).where(*open_).values(**values))
 
         await job.complete(save, result={"preference": preference.value, "consistent": preference.is_consistent})
-        self._count("compared", judged)
+        count_judgement(self._observer, "compared", judged.usage)
         self._signals.events.notify()
         return None
 
@@ -127,12 +127,6 @@ class PreferenceJudge:
             update(AnswerPairRow)
             .where(AnswerPairRow.id == pair_id, AnswerPairRow.preference.is_(None))
             .values(**values)
-        )
-
-    def _count(self, outcome: str, judged: Judged) -> None:
-        usage = judged.usage
-        self._observer.session_judged(
-            outcome=outcome, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
         )
 
 

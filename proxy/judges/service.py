@@ -16,7 +16,7 @@ from proxy.judges.prompts import Prompts
 from proxy.judges.reader import open_reader, task_of
 from proxy.judges.recording import SessionsErased, record, record_failure
 from proxy.judges.repository import JudgementRepository
-from proxy.judges.subjects import Judged, NotYet, Skipped, Subject
+from proxy.judges.subjects import Judged, NotYet, Skipped, Subject, Usage
 from proxy.judges.tools import Tools
 from proxy.lifecycle.signals import Signals
 
@@ -76,7 +76,7 @@ class JudgingService:
         for count, effect in ((recorded.late, "recorded_after_training"), (recorded.on_time, "recorded")):
             if count:
                 self._observer.rewards_recorded(count, effect=effect)
-        self._count("scored" if recorded.reward_ids else "abstained", judged)
+        count_judgement(self._observer, "scored" if recorded.reward_ids else "abstained", judged.usage)
         return None
 
     def _find(self, connection: Connection, job: RunningJob) -> Subject | Skipped | NotYet:
@@ -103,13 +103,13 @@ class JudgingService:
             return
         now = self._clock()
         await self._database.commit(lambda connection: record_failure(connection, subject, judged, failure, now))
-        self._count("failed", judged)
+        count_judgement(self._observer, "failed", judged.usage)
 
-    def _count(self, outcome: str, judged: Judged) -> None:
-        usage = judged.usage
-        self._observer.session_judged(
-            outcome=outcome, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
-        )
+
+def count_judgement(observer: JudgeObserver, outcome: str, usage: Usage) -> None:
+    observer.session_judged(
+        outcome=outcome, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+    )
 
 
 def _result(subject: Subject, judged: Judged) -> Json:

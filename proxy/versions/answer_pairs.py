@@ -51,7 +51,7 @@ class Recorded(NamedTuple):
 
 
 class AnswerPairs:
-    """The pairs of all runs."""
+    """Records pairs of answers, of all runs."""
 
     def __init__(self, *, database: Database, signals: Signals, clock: Clock) -> None:
         self._database = database

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -16,6 +18,21 @@ from tests.trainer.forked import ForkedTrainer, places
 
 MODULE = (sys.executable, "-m", "trainer")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "trainer")
+
+
+@dataclass
+class Kills:
+    """A hook of the fake proxy's requests that kills the process whose pid is in `victims`, once. `arrives` says of
+    each kill whether the request reaches the proxy."""
+
+    arrives: list[bool]
+    victims: list[int] = field(default_factory=list)
+
+    def __call__(self) -> None:
+        if self.victims:
+            os.kill(self.victims.pop(), signal.SIGKILL)
+            if not self.arrives.pop(0):
+                raise ConnectionAbortedError
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from proxy.engines.launch import embedded_plan, wait_until_ready
 from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
 from tests.trainer.real_proxy import real_proxy, write_real_model
-from tests.trainer.serve_trainer import forked_trainer
+from tests.trainer.serve_trainer import Kills, forked_trainer
 from tests.trainer.test_behind import batches
 from tests.trainer.test_loop import random_groups, same
 from tests.trainer.tiny import InProcess, settings
@@ -212,28 +212,20 @@ def test_kills_around_the_save_lose_and_repeat_nothing(tiny_model: Path, tmp_pat
     proxy = TrainingProxy(base_model=str(tiny_model), lease_seconds=2.0)
     offered = [source(version) for version in range(8)]
     proxy.offer(offered)
-    victims: list[int] = []
-    arrived = [True, False]
-
-    def kill_once() -> None:
-        if victims:
-            os.kill(victims.pop(), signal.SIGKILL)
-            if not arrived.pop(0):
-                raise ConnectionAbortedError
-
+    kills = Kills(arrives=[True, False])
     options = [f"weights.{key}={value}" for key, value in in_memory(tmp_path).items()]
     chosen = [part for option in options for part in ("--set", option)]
     log = tmp_path / "log"
     with proxy.serve() as url:
         with forked_trainer(url, tmp_path / "weights", log, *chosen) as process:
             proxy.wait_for(lambda: len(proxy.saved) == 1)
-            proxy.before_save = kill_once
-            victims.append(process.pid)
+            proxy.before_save = kills
+            kills.victims.append(process.pid)
             assert process.wait(60) == -signal.SIGKILL
         with forked_trainer(url, tmp_path / "weights", log, *chosen) as process:
-            victims.append(process.pid)
+            kills.victims.append(process.pid)
             assert process.wait(60) == -signal.SIGKILL
-        assert arrived == []
+        assert kills.arrives == []
         with forked_trainer(url, tmp_path / "weights", log, *chosen) as process:
             proxy.wait_for(lambda: len(proxy.consumed) == 40)
             process.send_signal(signal.SIGTERM)

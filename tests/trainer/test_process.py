@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
-from tests.trainer.serve_trainer import forked_trainer
+from tests.trainer.serve_trainer import Kills, forked_trainer
 from tests.trainer.test_loop import random_groups
 from tests.trainer.tiny import settings
 
@@ -26,26 +25,18 @@ def test_kills_during_a_step_lose_and_repeat_nothing(tiny_model: Path, tmp_path:
     proxy = TrainingProxy(base_model=str(tiny_model), lease_seconds=2.0)
     offered = [source(version) for version in range(8)]
     proxy.offer(offered)
-    victims: list[int] = []
-    arrived = [True, False]
-
-    def kill_once() -> None:
-        if victims:
-            os.kill(victims.pop(), signal.SIGKILL)
-            if not arrived.pop(0):
-                raise ConnectionAbortedError
-
+    kills = Kills(arrives=[True, False])
     log = tmp_path / "log"
     with proxy.serve() as url:
         with forked_trainer(url, tmp_path / "weights", log) as process:
             proxy.wait_for(lambda: len(proxy.commits) == 1)
-            proxy.before_commit = kill_once
-            victims.append(process.pid)
+            proxy.before_commit = kills
+            kills.victims.append(process.pid)
             assert process.wait(60) == -signal.SIGKILL
         with forked_trainer(url, tmp_path / "weights", log) as process:
-            victims.append(process.pid)
+            kills.victims.append(process.pid)
             assert process.wait(60) == -signal.SIGKILL
-        assert arrived == []
+        assert kills.arrives == []
         with forked_trainer(url, tmp_path / "weights", log) as process:
             proxy.wait_for(lambda: len(proxy.consumed) == 40)
             process.send_signal(signal.SIGTERM)
