@@ -1,0 +1,62 @@
+"""Process groups of torch.distributed beside the default one, as SGLang makes them for weights from a trainer.
+
+torch has no public function for a group that does not begin with the default one. The classes of the backends are
+public, and SGLang's keys in the store are repeated here: its group's name as a prefix, torch's own prefix of that
+name, and one of each device for which the backend is registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import distributed_c10d as dist
+
+
+class WeightGroup:
+    """A group of `size` processes in which rank 0 sends tensors to the others.
+
+    Making one waits until all ranks are there, for `seconds` at most, as does each broadcast for the other side.
+    """
+
+    def __init__(self, store: dist.Store, *, group: str, rank: int, size: int, backend: str, seconds: float) -> None:
+        """Raises RuntimeError if a rank does not come, or the backend is not built in."""
+        patience = timedelta(seconds=seconds)
+        store.set_timeout(patience)
+        inner = dist.PrefixStore(f"{group}/", dist.PrefixStore(group, store))
+        self._device = torch.device("cuda" if backend == "nccl" else "cpu")
+        self._parts: dict[str, Any] = {}
+        devices = dist.BackendConfig(dist.Backend(backend)).get_device_backend_map()
+        for device in devices:  # each of them waits for its counterpart, so the order is torch's
+            of_device = dist.PrefixStore(f"{device}/", inner)
+            self._parts[device] = _member(of_device, rank, size, backend, patience)
+        self._store = store  # whose server lives as long as the group
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Send the tensors, or on other ranks than 0 fill them, one broadcast each. Raises RuntimeError if another
+        rank dies or is silent."""
+        part = self._parts[self._device.type]
+        for tensor in tensors:
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = 0, 0
+            moved = tensor.to(self._device)
+            part.broadcast([moved], options).wait()
+            if moved is not tensor:
+                tensor.copy_(moved)
+
+    def close(self) -> None:
+        """Leave the group. Other ranks that wait in a broadcast then fail at once."""
+        for part in self._parts.values():
+            part.abort()
+        self._parts.clear()
+
+
+def _member(store: dist.Store, rank: int, size: int, backend: str, patience: timedelta) -> Any:
+    if backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = patience
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    return dist.ProcessGroupGloo(store, rank, size, patience)
