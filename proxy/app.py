@@ -105,7 +105,7 @@ class Application(FastAPI):
                 make_engine=self._make_engine,
                 metrics=self.metrics,
                 activity=self._activity,
-                clock=self._clock,
+                machine_clock=self._clock,
                 stack=stack,
             )
             provide(self, self.services, *self.services.each())
@@ -144,7 +144,7 @@ def create_app(
     """Return the application; its services start with its lifespan.
 
     With `engines_join`, the configuration need not name an engine: calls get 503 until one is added. For tests:
-    `engine` replaces that of the configuration, `engines` those at some addresses, `clock` the system's.
+    `engine` replaces that of the configuration, `engines` those at some addresses, `clock` this machine's.
 
     Raises ConfigurationError without an engine's address otherwise. The start raises it for a wrong model, run or
     database, and StoreUnavailable for a database that does not answer.

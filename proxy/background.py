@@ -29,6 +29,7 @@ _LOG = logger(__name__)
 
 async def start_background(services: Services, stack: AsyncExitStack) -> None:
     """Start every background task; `stack` stops them in reverse, and ends the model calls in flight among them."""
+    await stack.enter_async_context(_running("clock", services.clock.run()))
     await stack.enter_async_context(_repeated("overview", REFRESH_SECONDS, services.overview.refresh_figures))
     services.engines.start()
     stack.push_async_callback(services.engines.stop)

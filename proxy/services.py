@@ -12,6 +12,7 @@ from proxy.calls.judging import JudgesByRuns
 from proxy.calls.service import CallService
 from proxy.claims.service import ClaimService
 from proxy.clock import Clock
+from proxy.database.store_clock import StoreClock
 from proxy.database.unit_of_work import Database
 from proxy.engines.activity import EngineActivity
 from proxy.engines.faults import EngineFaults
@@ -79,6 +80,7 @@ class Services:
     settings: Settings
     metrics: Metrics
     database: Database
+    clock: StoreClock
     signals: Signals
     credentials: Credentials
     projects: ProjectDirectory
@@ -143,7 +145,7 @@ async def build_services(
     make_engine: Callable[[str], Engine],
     metrics: Metrics,
     activity: EngineActivity,
-    clock: Clock,
+    machine_clock: Clock,
     stack: AsyncExitStack,
 ) -> Services:
     """Build every service; `stack` closes them in reverse. None does background work yet (`proxy/background.py`).
@@ -154,6 +156,7 @@ async def build_services(
     secret = prepare_data_dir(settings)
     database = await open_database(settings)
     stack.push_async_callback(database.aclose)
+    clock = await StoreClock.open(database, machine_clock)
     signals = Signals()
     credentials = Credentials(database, secret, clock, outlive_store=outlive_store)
     inspector = _inspector_of(settings)
@@ -206,16 +209,18 @@ async def build_services(
         limits=limits,
         faults=faults,
     )
-    judges_by_runs = JudgesByRuns(
-        runs=runs,
-        catalog=calls.models,
-        runtimes=calls.runtimes,
-        swaps=engines,
-        clock=clock,
-        faults=faults,
-        busy_share=settings.judging.busy_share,
+    judge_models = JudgeModels(
+        settings.providers,
+        JudgesByRuns(
+            runs=runs,
+            catalog=calls.models,
+            runtimes=calls.runtimes,
+            swaps=engines,
+            clock=clock,
+            faults=faults,
+            busy_share=settings.judging.busy_share,
+        ),
     )
-    judge_models = JudgeModels(settings.providers, judges_by_runs)
     stack.push_async_callback(judge_models.aclose)
     prompts = Prompts(settings.judging.prompts_dir)
     tools = Tools(
@@ -292,6 +297,7 @@ async def build_services(
         settings=settings,
         metrics=metrics,
         database=database,
+        clock=clock,
         signals=signals,
         credentials=credentials,
         projects=projects,

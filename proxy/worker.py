@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from proxy.auth.secret import find_secret
-from proxy.clock import system_clock
+from proxy.clock import Clock
 from proxy.contract.extras import missing_packages
+from proxy.database.store_clock import StoreClock
 from proxy.database.unit_of_work import Database
 from proxy.gates.evaluator import Evaluator
 from proxy.gates.preferences import PreferenceJudge
@@ -42,12 +43,13 @@ LATE_SECONDS = 15.0
 
 _LOG = logger(__name__)
 
-MakeKinds = Callable[[Database, Settings, Signals, Metrics], JobKinds]
+MakeKinds = Callable[[Database, Settings, Signals, Metrics, Clock], JobKinds]
 
 
-def worker_kinds(database: Database, settings: Settings, signals: Signals, metrics: Metrics) -> JobKinds:
+def worker_kinds(
+    database: Database, settings: Settings, signals: Signals, metrics: Metrics, clock: Clock
+) -> JobKinds:
     """Return the kinds that a worker runs, with the services that they need."""
-    clock = system_clock
     eraser = SessionEraser(database, signals, clock, observer=metrics)
     runs = RunDirectory(database, clock)
     retention = RetentionService(database, runs, eraser, clock)
@@ -118,24 +120,29 @@ def run_worker(
 
     async def start() -> tuple[celery_worker.SentJobs, Callable[[], Awaitable[None]]]:
         database = await open_database(settings)
+        clock = await StoreClock.open(database)
         signals = Signals()
         runner = JobRunner(
             database,
-            make_kinds(database, settings, signals, metrics),
+            make_kinds(database, settings, signals, metrics, clock),
             signals,
-            system_clock,
+            clock,
             worker=name,
             concurrency=places,
             lease_seconds=settings.jobs.lease_seconds,
             observer=metrics,
         )
-        worker = JobWorker(runner, database, signals, system_clock, late_seconds=late_seconds)
-        task = asyncio.create_task(worker.run(), name="job worker")
+        worker = JobWorker(runner, database, signals, clock, late_seconds=late_seconds)
+        tasks = [
+            asyncio.create_task(worker.run(), name="job worker"),
+            asyncio.create_task(clock.run(), name="clock"),
+        ]
         _LOG.info("ready", worker=name, concurrency=places)
 
         async def close() -> None:
-            task.cancel()
-            await asyncio.wait([task])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             await database.aclose()
 
         return celery_worker.SentJobs(runner, database, signals), close

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from proxy.cli.addresses import random_free_port
-from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, CommitRequest, decode, encode
+from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, CommitRequest, LeaseReply, decode, encode
 from proxy.engines.scripted.script import MODEL
 from tests.database import assert_whole, needs_postgresql, postgresql_database
 from tests.proxy.versions.publishing import commit_request, publish
@@ -38,6 +38,11 @@ LATE_SECONDS = 5.0
 """Allowance for a slow machine."""
 READY_SECONDS = 90.0
 QUESTION = {"role": "user", "content": "What is 12 * 7?"}
+AN_HOUR_AHEAD = (
+    "import runpy, time; right = time.time; time.time = lambda: right() + 3600;"
+    " runpy.run_module('proxy', run_name='__main__', alter_sys=True)"
+)
+"""The proxy on a machine whose clock is wrong."""
 
 
 class Pair:
@@ -67,6 +72,13 @@ class Pair:
         assert answer.status_code == 200, answer.text
         return decode(answer.content, ClaimedBatch)
 
+    async def renew(self, number: int, claim_id: str) -> LeaseReply:
+        answer = await self.other(number).post(
+            f"/api/v1/runs/policy/claims/{claim_id}/heartbeat", headers=bearer(TRAINER)
+        )
+        assert answer.status_code == 200, answer.text
+        return decode(answer.content, LeaseReply)
+
     async def commit(self, number: int, request: CommitRequest) -> httpx.Response:
         return await self._train(number, "versions", request)
 
@@ -81,7 +93,7 @@ def process(arguments: list[str], log: Path, **variables: str) -> Iterator[subpr
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BASE_RL_")}
     with log.open("wb") as output:
         started = subprocess.Popen(
-            [sys.executable, "-m", *arguments], env={**kept, **variables}, stdout=output, stderr=output
+            [sys.executable, *arguments], env={**kept, **variables}, stdout=output, stderr=output
         )
         try:
             yield started
@@ -91,13 +103,15 @@ def process(arguments: list[str], log: Path, **variables: str) -> Iterator[subpr
 
 
 @asynccontextmanager
-async def open_pair(directory: Path, **settings: str) -> AsyncIterator[Pair]:
+async def open_pair(
+    directory: Path, *, second: tuple[str, ...] = ("-m", "proxy"), **settings: str
+) -> AsyncIterator[Pair]:
     """Start both proxies at the same moment. They share the data directory, and so the secret that keys are made
-    with."""
+    with. `second` are the arguments of the interpreter that runs the second one."""
     with ExitStack() as stack:
         url = stack.enter_context(postgresql_database(migrated=False))
         engine_port, ports = random_free_port("127.0.0.1"), [random_free_port("127.0.0.1") for _ in range(2)]
-        scripted = ["proxy.engines.scripted", "--port", str(engine_port)]
+        scripted = ["-m", "proxy.engines.scripted", "--port", str(engine_port)]
         stack.enter_context(process(scripted, directory / "engine.log"))
         variables = {
             "BASE_RL_SERVER__DATA_DIR": str(directory / "data"),
@@ -111,9 +125,9 @@ async def open_pair(directory: Path, **settings: str) -> AsyncIterator[Pair]:
         }
         proxies = [
             stack.enter_context(
-                process(["proxy"], directory / f"proxy-{port}.log", **variables, BASE_RL_SERVER__PORT=str(port))
+                process(started, directory / f"proxy-{port}.log", **variables, BASE_RL_SERVER__PORT=str(port))
             )
-            for port in ports
+            for started, port in zip((["-m", "proxy"], [*second]), ports, strict=True)
         ]
         async with clients_of(ports) as clients:
             await asyncio.gather(*(until_ready(*each) for each in zip(clients, proxies, strict=True)))
@@ -151,10 +165,34 @@ async def test_two_proxies_share_one_store(tmp_path: Path) -> None:
         await keys_of_one_are_the_others(pair)
 
 
+async def test_proxies_whose_clocks_differ_agree_on_leases(tmp_path: Path) -> None:
+    """The second proxy ends none of the leases that the first one grants, and its own last as long as any."""
+    async with open_pair(tmp_path, second=("-c", AN_HOUR_AHEAD)) as pair:
+        for number in range(2):
+            await pair.ask(number, session=f"task {number}")
+            body = {"session_id": f"task {number}", "reward": 1.0}
+            assert (await pair.other(number).post("/v1/feedback", json=body)).status_code == 201
+            claimed = await pair.claim(number, want=1)
+            assert claimed.claim_id is not None
+            assert claimed.lease_expires_at == pytest.approx(time.time() + 120, abs=60)
+            # Every request for a claim first ends the leases that have passed.
+            assert [(await pair.claim(other, want=1)).claim_id for other in (0, 1)] == [None, None]
+            renewed = await pair.renew(number + 1, claimed.claim_id)
+            assert renewed.lease_expires_at == pytest.approx(time.time() + 120, abs=60)
+            weights = publish(pair.directory / "data" / "weights")
+            answer = await pair.commit(number + 1, commit_request([claimed.claim_id], number, weights))
+            assert answer.status_code == 200, answer.text
+        found = [await pair.session(f"task {number}") for number in range(2)]
+        assert [session["training"] for session in found] == ["consumed", "consumed"]
+
+
 async def test_two_proxies_share_one_limit(tmp_path: Path) -> None:
     """Agents that call both proxies without waiting get no more than one proxy would allow; those that wait are
     served."""
-    limits = {"BASE_RL_RUN__LIMITS__CALLS_PER_MINUTE": "600", "BASE_RL_RUN__LIMITS__BURST_SECONDS": "2"}
+    limits: dict[str, Any] = {
+        "BASE_RL_RUN__LIMITS__CALLS_PER_MINUTE": "600",
+        "BASE_RL_RUN__LIMITS__BURST_SECONDS": "2",
+    }
     body: dict[str, Any] = {"model": "policy", "messages": [QUESTION]}
     async with open_pair(tmp_path, **limits) as pair:
         statuses: list[int] = []

@@ -45,9 +45,9 @@ async def test_a_conversation_goes_on_at_every_worker_and_over_the_death_of_one(
     port, own, engine = (random_free_port("127.0.0.1") for _ in range(3))
     with (
         postgresql_database(migrated=False) as url,
-        process(["proxy.engines.scripted", "--port", str(engine)], tmp_path / "engine.log"),
+        process(["-m", "proxy.engines.scripted", "--port", str(engine)], tmp_path / "engine.log"),
         process(
-            ["proxy.cli", "proxy", "--workers", "2", "--own-ports", str(own), "--port", str(port)],
+            ["-m", "proxy.cli", "proxy", "--workers", "2", "--own-ports", str(own), "--port", str(port)],
             tmp_path / "proxy.log",
             BASE_RL_SERVER__DATA_DIR=str(tmp_path / "data"),
             BASE_RL_DATABASE__URL=url,

@@ -1,5 +1,5 @@
-"""Any sequence of turns, rewards, claims, commits, crashes, repetitions and jumps of the clock, at two proxies,
-trains each trajectory at most once and loses none, and no turn and no reward."""
+"""Any sequence of turns, rewards, claims, commits, crashes, repetitions and jumps of the clock, at two proxies, whose
+clocks may differ, trains each trajectory at most once and loses none, and no turn and no reward."""
 
 from __future__ import annotations
 
@@ -40,6 +40,17 @@ PICK = st.integers(0, 11)
 PICKS = st.lists(PICK, min_size=1, max_size=2)
 
 
+class AheadClock(MovedClock):
+    """A clock that is ahead of another one."""
+
+    def __init__(self, right: MovedClock, seconds: float) -> None:
+        self._right = right
+        self._seconds = seconds
+
+    def __call__(self) -> float:
+        return self._right() + self._seconds
+
+
 class Proxy:
     """The services of one process, with caches of their own."""
 
@@ -53,7 +64,9 @@ class Proxy:
 
 class TrainingAccounts(RuleBasedStateMachine):
     """Trainers and clients around a real SQLite file with two proxies on it; each request may go to either, and
-    either may be replaced at any moment."""
+    either may be replaced at any moment. The clock of the second one is ahead by `ahead` seconds."""
+
+    ahead = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,8 +100,8 @@ class TrainingAccounts(RuleBasedStateMachine):
         self.stack = AsyncExitStack()
         options = {"lease_seconds": LEASE, "group_timeout_seconds": GROUP_TIMEOUT}
         self.proxies = [
-            Proxy(await self.stack.enter_async_context(open_world(self.url, clock=self.clock, **options)))
-            for _ in range(2)
+            Proxy(await self.stack.enter_async_context(open_world(self.url, clock=clock, **options)))
+            for clock in (self.clock, AheadClock(self.clock, self.ahead))
         ]
         self._ask(self.proxies[0])
 
@@ -265,7 +278,7 @@ class TrainingAccounts(RuleBasedStateMachine):
                     lease = await self.claims.heartbeat(self.world.run, claim_id)
                 except Conflict:
                     continue
-                assert lease.lease_expires_at == self.clock() + LEASE
+                assert lease.lease_expires_at == self.world.clock() + LEASE
 
         self.run_(act())
 
@@ -419,7 +432,7 @@ class TrainingAccounts(RuleBasedStateMachine):
     async def _everything_trainable_is_claimable(self) -> None:
         for session in self.unrewarded:
             await self.world.reward(session, 0.0)
-        self.clock.now = self.latest + LEASE + GROUP_TIMEOUT
+        self.clock.now = self.latest + self.ahead + LEASE + GROUP_TIMEOUT
         await self.claims.sweep()
         consumed = {row.id for row in await self._query("SELECT id FROM sessions WHERE training = 'consumed'")}
         everything = {row.id for row in await self._query("SELECT id FROM sessions")}
@@ -429,6 +442,13 @@ class TrainingAccounts(RuleBasedStateMachine):
             assert not sessions & handed
             handed |= sessions
         assert handed == everything - consumed
+
+
+class AccountsByTwoClocks(TrainingAccounts):
+    """The same with clocks that differ by more than a lease: the second proxy ends leases early, and the first one
+    believes those that the second grants to be long."""
+
+    ahead = 3 * LEASE
 
 
 class PostgresqlAccounts(TrainingAccounts):
@@ -443,6 +463,11 @@ _SLOWLY = [HealthCheck.too_slow]
 TestTrainingAccounts = TrainingAccounts.TestCase
 TestTrainingAccounts.settings = settings(
     max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=_SLOWLY
+)
+
+TestAccountsByTwoClocks = AccountsByTwoClocks.TestCase
+TestAccountsByTwoClocks.settings = settings(
+    max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=_SLOWLY
 )
 
 TestPostgresqlAccounts = needs_postgresql(PostgresqlAccounts.TestCase)
