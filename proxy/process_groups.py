@@ -2,7 +2,7 @@
 
 torch has no public function for a group that does not begin with the default one. The classes of the backends are
 public, and SGLang's keys in the store are repeated here: its group's name as a prefix, torch's own prefix of that
-name, and one of each device for which the backend is registered.
+name, and the first device for which the backend is registered.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ class WeightGroup:
         store.set_timeout(patience)
         inner = dist.PrefixStore(f"{group}/", dist.PrefixStore(group, store))
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
-        self._parts: dict[str, Any] = {}
-        devices = dist.BackendConfig(dist.Backend(backend)).get_device_backend_map()
-        for device in devices:  # each of them waits for its counterpart, so the order is torch's
-            of_device = dist.PrefixStore(f"{device}/", inner)
-            self._parts[device] = _member(of_device, rank, size, backend, patience)
+        # torch makes one member for all devices of such a backend, under the first one's key.
+        of_device = dist.PrefixStore(f"{self._device.type}/", inner)
+        self._member: Any = _member(of_device, rank, size, backend, patience)
         self._store = store  # whose server lives as long as the group
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Send the tensors, or on other ranks than 0 fill them, one broadcast each. Raises RuntimeError if another
-        rank dies or is silent."""
-        part = self._parts[self._device.type]
+        rank dies or is silent, or the group is closed."""
+        member = self._member
+        if member is None:
+            raise RuntimeError("the group is closed")
         for tensor in tensors:
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = 0, 0
             moved = tensor.to(self._device)
-            part.broadcast([moved], options).wait()
+            member.broadcast([moved], options).wait()
             if moved is not tensor:
                 tensor.copy_(moved)
 
     def close(self) -> None:
         """Leave the group. Other ranks that wait in a broadcast then fail at once."""
-        for part in self._parts.values():
-            part.abort()
-        self._parts.clear()
+        member, self._member = self._member, None
+        if member is not None:
+            member.abort()
 
 
 def _member(store: dist.Store, rank: int, size: int, backend: str, patience: timedelta) -> Any:
