@@ -37,7 +37,15 @@ class ServerInfo(msgspec.Struct, frozen=True):
     context_length: int | None = None
     max_loaded_loras: int | None = None
     max_running_requests: int | None = None
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
     internal_states: list[SchedulerState] = []
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes that hold weights."""
+        return self.tp_size * self.pp_size * self.dp_size
 
     @property
     def max_running(self) -> int | None:

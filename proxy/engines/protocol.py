@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from proxy.contract.exchange import Offer, Place
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import SamplingParameters
 
@@ -83,7 +84,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     again when a request names them. `max_running` is the number of requests that it runs at once, `context_length`
     that of tokens in a prompt with its answer, `max_adapters` that of adapters in its memory; None: it does not
     report it. `is_float32`: it says that it computes with the numbers of float32 files as they are.
-    `loads_between_steps`: it reads new weights while it generates, so a load needs no pause."""
+    `loads_between_steps`: it reads new weights while it generates, so a load needs no pause. `ranks` is the number of
+    its processes that hold weights, which all join a trainer's process group."""
 
     model_path: str
     weight_label: str
@@ -95,6 +97,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_adapters: int | None = None
     is_float32: bool = False
     loads_between_steps: bool = False
+    ranks: int = 1
 
 
 class Engine(Protocol):
@@ -127,6 +130,17 @@ class Engine(Protocol):
 
         Call it between `pause` and `resume`, so that running requests continue with the new weights; an engine that
         `loads_between_steps` needs neither.
+        """
+        ...
+
+    async def receive_weights(self, place: Place, offer: Offer, label: str) -> None:
+        """Join a trainer's process group, receive the offered weights, leave the group, and verify that `label` is
+        served. The group must have a place for each of the engine's `ranks`.
+
+        Call it between `pause` and `resume` like `load_weights`. An engine that `loads_between_steps` keeps all
+        tensors aside until they are complete, so after a failure it serves what it served before. Any other engine
+        replaces its weights bucket by bucket, and holds a mixture after a failure; it then serves the label
+        `receiving.RECEIVING_LABEL`, which is no version of any run, until weights are loaded whole.
         """
         ...
 

@@ -12,10 +12,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from proxy.contract.exchange import Offer, Place
 from proxy.engines.connections import Connections
 from proxy.engines.descriptions import Checksums, ModelInfo, ServedModels, ServerInfo
 from proxy.engines.generations import GenerationClient, PrefixKeys
 from proxy.engines.protocol import EngineChunk, EngineInfo, GenerateRequest, PauseMode
+from proxy.engines.receiving import RECEIVING_LABEL, receive
 from proxy.engines.replies import failure_of, message_of, refusal_of
 from proxy.engines.scores import read_scores, score_body
 from proxy.engines.sglang_adapters import check_for_sglang
@@ -81,6 +83,7 @@ class SglangEngine:
         self._context_length: int | None = None
         self._is_float32 = False
         self._loads_between_steps = False
+        self._ranks = 1
         self._pause_mode: PauseMode | None = None
 
     @property
@@ -133,10 +136,30 @@ class SglangEngine:
             # SGLang also answers 400 if it has updated its weights and only could not flush its cache. The label that
             # it reports afterwards decides.
             refusal = error
+        await self._check_served(label, f"the weights in {path}", refusal)
+
+    async def receive_weights(self, place: Place, offer: Offer, label: str) -> None:
+        """Receive a trainer's weights through its process group, and verify that the engine serves `label`.
+
+        SGLang puts each bucket into its model when it has come. Before the first one the engine therefore gets a
+        label that is no version of any run: if the trainer dies then, nobody takes the mixture for a version.
+        """
+        server = await self._read("/server_info", ServerInfo)
+        flush = self._pause_mode is not PauseMode.IN_PLACE  # for the same reason as in `load_weights`
+        try:
+            refusal = await receive(self._control, server, place, offer, label=label, flush_cache=flush)
+        except BaseException:
+            # The prefixes that running requests compute with a mixture are not those of the label before, which may
+            # be loaded again.
+            self._keys.served(RECEIVING_LABEL)
+            raise
+        await self._check_served(label, "the trainer's weights", refusal)
+
+    async def _check_served(self, label: str, what: str, refusal: EngineFailed | None) -> None:
         served = (await self._model_info()).weight_version
         if served != label:
             reason = refusal.message if refusal is not None else f"it serves {served!r} afterwards"
-            raise EngineFailed(f"the engine did not take the weights in {path}: {reason}") from refusal
+            raise EngineFailed(f"the engine did not take {what}: {reason}") from refusal
 
     async def label_weights(self, label: str) -> None:
         """Name the loaded weights; running requests continue, which SGLang's default would abort."""
@@ -201,6 +224,7 @@ class SglangEngine:
             max_adapters=self._max_adapters if self._names_adapters else None,
             is_float32=self._is_float32,
             loads_between_steps=self._loads_between_steps,
+            ranks=self._ranks,
         )
 
     async def draws_by_seed(self) -> bool:
@@ -224,6 +248,7 @@ class SglangEngine:
         self._generations.shares_prefixes = not server.whole_prompts
         self._is_float32 = server.dtype == "float32" and server.quantization is None
         self._loads_between_steps = server.loads_between_steps
+        self._ranks = server.ranks
         self._max_running = server.max_running
         self._context_length = server.context_length
         self._max_adapters = server.max_loaded_loras
@@ -275,6 +300,8 @@ class SglangEngine:
         request = self._control_calls.request("POST", path, msgspec.json.encode(body), silence_seconds=seconds)
         with await request as reply:
             content = await reply.read()
+        if reply.status == HTTPStatus.NOT_FOUND:
+            raise EngineFailed(f"the engine has no endpoint {path}")
         if reply.status != HTTPStatus.OK:
             raise failure_of(reply.status, message_of(content))
 

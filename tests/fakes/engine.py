@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+from proxy.contract.exchange import Offer, Place
 from proxy.engines.grammars import constraint_for
 from proxy.engines.protocol import (
     EngineChunk,
@@ -142,6 +143,11 @@ class FakeEngine:
         self._reach()
         self.calls.append(("load_weights", (path, label)))
         self.model_path = path
+        self.label = label
+
+    async def receive_weights(self, place: Place, offer: Offer, label: str) -> None:
+        self._reach()
+        self.calls.append(("receive_weights", (place, offer, label)))
         self.label = label
 
     async def label_weights(self, label: str) -> None:

@@ -20,6 +20,7 @@ from proxy.engines.embedded.adapters import holds_adapter, read_adapted, read_ad
 from proxy.engines.embedded.generate import GenerateEndpoint
 from proxy.engines.embedded.lora import Adapter
 from proxy.engines.embedded.model import ServedModel
+from proxy.engines.embedded.receiving import WeightReceiver
 from proxy.engines.embedded.residency import AdapterLimits, AdapterRegistry
 from proxy.engines.embedded.scheduler import Scheduler
 from proxy.engines.embedded.weights import WeightsRefused, checksums, read_directory, read_serialized
@@ -74,6 +75,7 @@ class EmbeddedEngine:
         """The loaded weights as adapters name them; None while they change, and if no directory has them."""
         self._is_updating = False
         """Between `/begin_weight_update` and `/end_weight_update`; only then are tensors accepted, as in SGLang."""
+        self._receiver = WeightReceiver(lambda: self._is_updating, abort_all=partial(self.abort, None))
 
     def routes(self) -> list[Route]:
         """Return all endpoints."""
@@ -84,6 +86,7 @@ class EmbeddedEngine:
             Route("/begin_weight_update", self._begin_update, methods=["POST"]),
             Route("/update_weights_from_tensor", self._update_from_tensor, methods=["POST"]),
             Route("/end_weight_update", self._end_update, methods=["POST"]),
+            *self._receiver.routes(),
             Route("/weights_checker", self._check_weights, methods=["GET", "POST"]),
             *ControlEndpoints(self).routes(),
         ]
@@ -244,5 +247,13 @@ class EmbeddedEngine:
     async def _end_update(self, _: Request) -> Response:
         if not self._is_updating:
             return outcome(success=False, message="No weight update has begun.")
-        self._is_updating = False
+        try:
+            staged = self._receiver.take()
+            if staged is not None:
+                with self._base_changes(None):
+                    await self._load(staged.checked, staged.label, complete=True)
+        except RequestRefused as error:
+            return outcome(success=False, message=str(error))
+        finally:
+            self._is_updating = False
         return outcome(success=True, message="Success")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from proxy.contract.exchange import GroupBackend
 from proxy.contract.turn import Constraint
 from proxy.engines.common.wire import GenerateBody
 
 # Temperatures below this one are greedy, as in SGLang.
 _GREEDY_BELOW = 1e-6
+
+SentDtype = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+"""torch's names of the dtypes that a trainer may send."""
 
 
 class EmbeddedBody(GenerateBody, frozen=True, kw_only=True):
@@ -26,6 +30,36 @@ class TensorUpdate(msgspec.Struct, frozen=True):
 
     serialized_named_tensors: list[str]
     weight_version: str | None = None
+
+
+class GroupJoin(msgspec.Struct, frozen=True):
+    """The body of `/init_weights_update_group`, with SGLang's defaults."""
+
+    master_address: str
+    master_port: Annotated[int, Meta(ge=1, le=65535)]
+    rank_offset: Annotated[int, Meta(ge=1)]
+    world_size: Annotated[int, Meta(ge=2)]
+    group_name: Annotated[str, Meta(min_length=1)] = "weight_update_group"
+    backend: GroupBackend = GroupBackend.NCCL
+
+
+class DistributedUpdate(msgspec.Struct, frozen=True):
+    """The body of `/update_weights_from_distributed`. SGLang's `flush_cache` is ignored: no prefix cache outlives a
+    request. Its other `load_format`, several tensors sent as one, is refused."""
+
+    names: list[str]
+    dtypes: list[SentDtype]
+    shapes: list[list[Annotated[int, Meta(ge=0)]]]
+    group_name: str = "weight_update_group"
+    weight_version: str | None = None
+    abort_all_requests: bool = False
+    load_format: None = None
+
+
+class GroupLeave(msgspec.Struct, frozen=True):
+    """The body of `/destroy_weights_update_group`, with SGLang's default."""
+
+    group_name: str = "weight_update_group"
 
 
 class SamplingRules(msgspec.Struct, frozen=True, kw_only=True):
