@@ -31,7 +31,15 @@ _LONGEST_PAUSE = 5.0
 _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[A-Za-z0-9._-]+)*)")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 # Answers that a repetition does not change. Everything else may be an outage.
-_FINAL = {"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "NoSuchBucket", "InvalidBucketName"}
+_FINAL = {
+    "403",
+    "AccessDenied",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "RequestTimeTooSkewed",
+    "NoSuchBucket",
+    "InvalidBucketName",
+}
 _MISSING = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
 
 _Value = TypeVar("_Value")

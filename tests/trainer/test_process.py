@@ -18,9 +18,12 @@ from tests.trainer.tiny import settings
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("forked")]
 
 
-def test_kills_during_a_step_lose_and_repeat_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    """Kill the trainer twice with the weights written and the commit sent: the first commit reaches the proxy, the
-    second does not."""
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 2, 1)], ids=["alone", "other sizes"])
+def test_kills_during_a_step_lose_and_repeat_nothing(
+    tiny_model: Path, tmp_path: Path, sizes: tuple[int, int, int]
+) -> None:
+    """Kill the first rank twice with the weights written and the commit sent: the first commit reaches the proxy, the
+    second does not. Each restart may have another number of ranks."""
     source = random_groups()
     proxy = TrainingProxy(base_model=str(tiny_model), lease_seconds=2.0)
     offered = [source(version) for version in range(8)]
@@ -28,16 +31,16 @@ def test_kills_during_a_step_lose_and_repeat_nothing(tiny_model: Path, tmp_path:
     kills = Kills(arrives=[True, False])
     log = tmp_path / "log"
     with proxy.serve() as url:
-        with forked_trainer(url, tmp_path / "weights", log) as process:
+        with forked_trainer(url, tmp_path / "weights", log, size=sizes[0]) as process:
             proxy.wait_for(lambda: len(proxy.commits) == 1)
             proxy.before_commit = kills
             kills.victims.append(process.pid)
-            assert process.wait(60) == -signal.SIGKILL
-        with forked_trainer(url, tmp_path / "weights", log) as process:
+            assert process.wait(60) != 0
+        with forked_trainer(url, tmp_path / "weights", log, size=sizes[1]) as process:
             kills.victims.append(process.pid)
-            assert process.wait(60) == -signal.SIGKILL
+            assert process.wait(60) != 0
         assert kills.arrives == []
-        with forked_trainer(url, tmp_path / "weights", log) as process:
+        with forked_trainer(url, tmp_path / "weights", log, size=sizes[2]) as process:
             proxy.wait_for(lambda: len(proxy.consumed) == 40)
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0

@@ -126,6 +126,17 @@ def test_removal_takes_uploads_that_never_ended(server: ObjectServer, large: Pat
     assert store.unfinished("run/") == 0
 
 
+def test_a_refusal_that_time_does_not_change_is_not_repeated(server: ObjectServer, tmp_path: Path) -> None:
+    """A store refuses requests of a machine whose clock is wrong by more than a quarter of an hour."""
+    file = tmp_path / "config.json"
+    file.write_bytes(b"{}")
+    skewed = b"<Error><Code>RequestTimeTooSkewed</Code><Message>The clocks differ too much.</Message></Error>"
+    server.fault = lambda *_: ("403 Forbidden", skewed)
+    with pytest.raises(ObjectStoreUnavailable, match=r"RequestTimeTooSkewed.*The clocks differ too much"):
+        ObjectStore(URL, 900.0).upload(file, "run/v1/config.json")
+    assert len(server.requests) == 1
+
+
 @pytest.mark.parametrize("url", ["s3://b", "https://bucket/x", "s3://bucket/../x", "s3://bucket/a b", "s3://Bucket"])
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match="write s3://BUCKET/PREFIX"):
