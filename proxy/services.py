@@ -133,6 +133,7 @@ def _inspector_of(settings: Settings) -> WeightsInspector:
             int(server.weights_cache_gigabytes * 1e9),
             url=server.weights_url,
             memory=settings.weights_memory_dir,
+            senders=server.weights_senders,
             max_norm_change=server.max_norm_change,
         )
     except ImportError as error:
@@ -320,6 +321,7 @@ async def build_services(
             is_placed=engines.is_placed,
             context_length=calls.context_length,
             weight_formats=engines.formats,
+            engines=engines.count,
         ),
         sessions=sessions,
         feedback=feedback,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -162,9 +163,9 @@ class Versions:
 
         def publish() -> Head:
             staged = self.publisher.stage(head, tensors, state, with_tensors=due)
-            made = self._ranks.from_first(lambda: self._commit(head, staged, consumed, step, probe))
+            made, engines = self._ranks.from_first(lambda: self._commit(head, staged, consumed, step, probe))
             if staged.save is not None:
-                staged = self._save(made.version, staged, staged.save)
+                staged = self._save(made.version, staged, partial(staged.save, engines))
                 made = msgspec.structs.replace(made, weights=staged.weights)
             self._ranks.from_first(lambda: self._settle(staged, consumed))
             self._ranks.from_first(lambda: self._remove_old(made))
@@ -206,7 +207,8 @@ class Versions:
 
     def _commit(
         self, head: Head, staged: Staged, consumed: Consumption, step: StepReport, probe: Probe | None
-    ) -> Head:
+    ) -> tuple[Head, int]:
+        """Commit the version. Return the new head, and the number of engines that will ask for an offered version."""
         try:
             self._claims.check_held(consumed.claim_ids)
             reply = self._client.commit(
@@ -217,12 +219,13 @@ class Versions:
                     step=step,
                     probe=probe,
                     is_saved=staged.save is None,
+                    offer=staged.offer,
                 )
             )
         except Superseded:
             self.publisher.discard(staged)
             raise
-        return msgspec.structs.replace(head, version=reply.version, weights=staged.weights)
+        return msgspec.structs.replace(head, version=reply.version, weights=staged.weights), reply.engines
 
     def _save(self, version: int, staged: Staged, save: Callable[[], Staged]) -> Staged:
         """Make a committed version durable and report it. A collective.

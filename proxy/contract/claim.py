@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from proxy.contract.exchange import Offer
 from proxy.contract.identifiers import ClaimId, SessionId, TurnId
 from proxy.contract.policy import Probe, WeightsReference
 from proxy.contract.step import StepInputs, TokenAudit
@@ -171,8 +172,10 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A request to publish a version and consume the claims' trajectories, in one transaction. A version that was
     fitted to chosen data (`StepInputs.fit`) has no claims. `probe` is None from trainers that do not compute it.
 
-    If not `is_saved`, the weights are in shared memory (`contract.memory`), and their directory does not exist yet.
-    The version becomes the head and is served, and consumes its claims when the trainer reports that it is saved.
+    If not `is_saved`, the weights are in shared memory (`contract.memory`), or their trainer sends them to engines by
+    an `offer` (`contract.exchange`), and their directory does not exist yet. The version becomes the head and is
+    served, and consumes its claims when the trainer reports that it is saved. Offered weights have no files, and
+    their `sha256` is only a name until then.
     """
 
     claim_ids: tuple[ClaimId, ...]
@@ -181,13 +184,16 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     step: StepReport
     probe: Probe | None = None
     is_saved: bool = True
+    offer: Offer | None = None
 
 
 class CommitReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a commit. `repeated`: this very commit was already made, and nothing changed."""
+    """The answer to a commit. `repeated`: this very commit was already made, and nothing changed. `engines` is the
+    number of engines that are about to ask for an offered version."""
 
     version: int
     repeated: bool
+    engines: int = 0
 
 
 def encode(message: Any) -> bytes:

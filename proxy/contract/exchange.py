@@ -12,6 +12,9 @@ from enum import StrEnum
 
 import msgspec
 
+JOIN_PATH = "/join"
+"""The path of `Join` requests at `Offer.url`."""
+
 
 class GroupBackend(StrEnum):
     """The library that moves the tensors: `gloo` over TCP, from and to any device; `nccl` between GPUs."""
@@ -33,7 +36,7 @@ Buckets = tuple[tuple[SentTensor, ...], ...]
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """A version that its trainer sends to whoever has the `token`."""
+    """A version that its trainer sends to whoever has the `token`. `url` is http://HOST:PORT."""
 
     url: str
     token: str
@@ -49,7 +52,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A group that the engine's processes join as ranks 1 to N by the store at `host` and `port`."""
+    """A group that the engine's processes join as ranks 1 to N by the store at `host` and `port`. The host is that of
+    the offer."""
 
     host: str
     port: int

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from proxy.contract.policy import WeightsReference
-from proxy.errors import WeightsRejected
+from proxy.errors import StorageUnavailable, WeightsRejected
 from proxy.serving.records import Target
 from proxy.versions.inspector import WeightsInspector
 
@@ -31,9 +31,12 @@ class TargetCheck:
         self._finished = finished
         self._running: tuple[WeightsReference, asyncio.Task[None]] | None = None
         self._reads_memory = reads_memory
+        self._not_received: WeightsReference | None = None
+        """The newest version whose transfer to this engine failed, which it reads when it is on the disk."""
 
     def placed(self, target: Target) -> Target:
-        """Return the target with the directory from which the engine reads it once it has passed."""
+        """Return the target with the directory from which the engine reads it once it has passed. What the trainer
+        only offers has none."""
         if target.weights is None:
             return target
         copy = self._inspector.in_memory(target.weights) if self._reads_memory else None
@@ -41,14 +44,26 @@ class TargetCheck:
             return msgspec.structs.replace(target, local=copy.uri, is_in_memory=True)
         return msgspec.structs.replace(target, local=self._inspector.path_of(target.weights))
 
+    def may_receive(self, target: Target) -> bool:
+        """Return whether the trainer offers a version to engines, and has not failed to send it to this one."""
+        return target.offer is not None and target.weights != self._not_received
+
     async def passed(self, target: Target) -> bool:
-        """Return whether the files of a `placed` target have passed their check; False while it is still running.
+        """Return whether the files of a `placed` target have passed their check; False while it is still running. Of
+        an offered target they are those of the version before, which the engine gets if the transfer fails.
 
         Raises WeightsRejected for damaged files, WeightsMissing for missing ones, StorageUnavailable if they cannot
         be read now.
         """
         if target.weights is None:
             return True  # the engine itself knows where its base model is
+        if target.before is not None:
+            try:
+                return await self.passed(target.before)
+            except (WeightsRejected, StorageUnavailable):
+                self.refused(target)  # the version before is due then, and whatever is wrong with it is handled
+                self._finished()
+                return False
         key = msgspec.structs.replace(target.weights, uri=target.path)
         if self._running is None or self._running[0] != key:
             check = self._inspector.check_in_memory if target.is_in_memory else self._inspector.check
@@ -72,8 +87,11 @@ class TargetCheck:
         return True
 
     def refused(self, target: Target) -> None:
-        """Give the engine directories on the disk from now on if it has refused a copy that still exists: it may run
-        in a container of its own. Other reasons show when it reads the disk."""
+        """Let the engine read the disk: this version, if it was offered, and all from now on if it has refused a copy
+        in memory that still exists: it may run in a container of its own. Other reasons show when it reads the
+        disk."""
+        if target.before is not None:
+            self._not_received = target.weights
         if target.is_in_memory and Path(target.path).is_dir():
             self._reads_memory = False
 

@@ -189,10 +189,13 @@ class RunController(ABC):
         """Return the version that the engine should serve. Raises StoreUnavailable."""
         target = self._check.placed(await self._records.read_target(self.apart))
         if not (target.is_saved or target.is_in_memory):
-            # This engine cannot see it yet; after a restart of the machine perhaps nobody ever will. The version
+            # This engine cannot read it yet; after a restart of the machine perhaps nobody ever will. The version
             # before is on the disk.
             before = self._check.placed(await self._records.read_good_before(target.version))
-            target = msgspec.structs.replace(before, unseen=target.version)
+            if self._check.may_receive(target):
+                target = msgspec.structs.replace(target, before=before)
+            else:
+                target = msgspec.structs.replace(before, unseen=target.version)
         self.wanted = (asyncio.get_running_loop().time(), target.unseen or target.version)
         return target
 

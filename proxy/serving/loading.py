@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from proxy.contract.exchange import Offer
 from proxy.contract.identifiers import RunId
 from proxy.contract.memory import reading
 from proxy.contract.policy import parse_weight_label, weight_label
@@ -13,6 +14,7 @@ from proxy.errors import EngineFailed
 from proxy.log import logger
 from proxy.serving.faults import VersionFaults
 from proxy.serving.health import ENGINE_ERRORS
+from proxy.serving.offers import join
 from proxy.serving.records import Target
 
 # Longest wait for one attempt to resume, which no engine computes anything for.
@@ -58,27 +60,30 @@ class WeightLoader:
             # label.
             raise EngineFailed(_NO_ADAPTERS)
         if info.loads_between_steps:
-            await self._give(target, label)
+            await self._give(target, label, info)
             return 0.0
         loop = asyncio.get_running_loop()
         began = loop.time()
         self.may_be_paused = True
         try:
             await self._engine.pause(PauseMode.IN_PLACE)
-            await self._give(target, label)
+            await self._give(target, label, info)
         finally:
             await self.resume()
         return loop.time() - began
 
-    async def _give(self, target: Target, label: str) -> None:
+    async def _give(self, target: Target, label: str, info: EngineInfo) -> None:
         self._faults.version_given(target)
         try:
-            await self._load_from(target, label)
+            await self._load_from(target, label, info)
         finally:
             # Again: the time of suspicion runs from the end of the load, which may take minutes.
             self._faults.version_given(target)
 
-    async def _load_from(self, target: Target, label: str) -> None:
+    async def _load_from(self, target: Target, label: str, info: EngineInfo) -> None:
+        if target.before is not None and target.offer is not None:
+            await self._receive(target.offer, label, target.before, info)
+            return
         if not target.is_in_memory:
             await self._engine.load_weights(target.path, label)
             return
@@ -87,6 +92,20 @@ class WeightLoader:
             if not is_there:
                 raise EngineFailed("the version was removed from memory before it was loaded")
             await self._engine.load_weights(target.path, label)
+
+    async def _receive(self, offer: Offer, label: str, before: Target, info: EngineInfo) -> None:
+        """Have the trainer send the weights to the engine. Raises EngineFailed, EngineUnavailable, EngineTimeout.
+
+        After a failure the engine has the version `before`: requests that wait for the end of the pause would go on
+        with a mixture of weights.
+        """
+        place = await join(offer, info.ranks)
+        try:
+            await self._engine.receive_weights(place, offer, label)
+        except ENGINE_ERRORS:
+            if not info.loads_between_steps:  # else it exchanges its weights at the end, or not at all
+                await self._load_from(before, weight_label(self._run_id, before.version), info)
+            raise
 
     async def resume(self) -> bool:
         """Resume generation and return whether that worked. The attempts continue even if the caller is cancelled."""

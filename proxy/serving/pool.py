@@ -151,6 +151,10 @@ class EnginePool:
         """Return whether an engine is there to serve the run, ready or not."""
         return run_id in self._serving
 
+    def count(self, run_id: RunId) -> int:
+        """Return the number of engines that serve the run now, whichever version they have."""
+        return sum(each.version is not None for each in serving_the_run(self._serving.get(run_id, ())))
+
     def serving(self, run_id: RunId) -> int | None:
         """Return the version for new calls of the run: the one that engines should serve, once one of them does, and
         until then the newest that one of them serves. None while none serves any."""

@@ -117,7 +117,7 @@ class SwapController(RunController):
                 self._health.version = None
             reason = str(error) or type(error).__name__
             is_refusal = isinstance(error, EngineFailed)
-            if is_refusal and target.is_in_memory:
+            if target.before is not None or (is_refusal and target.is_in_memory):
                 self._check.refused(target)
                 is_refusal = False
             await self._faults.load_failed(target.version, reason, is_version_at_fault=is_refusal)

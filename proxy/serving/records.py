@@ -6,6 +6,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from proxy.clock import Clock
+from proxy.contract.exchange import Offer
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import Probe, WeightsFormat, WeightsReference
 from proxy.database.rows import AnyRow
@@ -25,8 +26,9 @@ class Target(msgspec.Struct, frozen=True):
     target. `probe` is the trainer's, to prove that an engine computes with the version. `local` is the directory of
     the version's whole files, if it is another one than that of `weights`. Before the version `is_saved`, the
     directory of `weights` does not exist, and the files are in the trainer's memory; `is_in_memory` if `local` is
-    there. `unseen` is the newer version that should be served and is not saved yet, of which this machine sees
-    nothing; another proxy may have given it to the engine.
+    there. With an `offer` the trainer sends the weights to the engine, and `before` is the version on the disk that
+    an engine gets if that fails in the middle. `unseen` is the newer version that should be served and is not saved
+    yet, of which this machine sees nothing; another proxy may have given it to the engine.
     """
 
     version: int
@@ -39,6 +41,8 @@ class Target(msgspec.Struct, frozen=True):
     is_saved: bool = True
     is_in_memory: bool = False
     unseen: int | None = None
+    offer: Offer | None = None
+    before: Target | None = None
 
     @property
     def path(self) -> str:
@@ -119,4 +123,5 @@ def _target(run: AnyRow, row: AnyRow) -> Target:
         int(row.engine_deaths),
         None if row.probe is None else msgspec.convert(row.probe, Probe),
         is_saved=row.is_saved,
+        offer=None if row.offer is None else msgspec.convert(row.offer, Offer),
     )

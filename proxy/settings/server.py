@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, SecretStr
 
 from proxy.contract.object_store import check_url
+from proxy.settings.destinations import Destination
 from proxy.settings.section import Section
 
 
@@ -37,6 +38,9 @@ class ServerSettings(Section):
     weights_memory_dir: Path | None = None
     """Shared memory in which trainers on this machine publish (`trainer.weights.memory_directory`); default:
     /dev/shm/base-rl-UID."""
+    weights_senders: tuple[Destination, ...] = ("127.0.0.0/8", "localhost")
+    """Hosts and networks from which engines receive weights that trainers send (`trainer.weights.type =
+    "collective"`)."""
     weights_cache_gigabytes: PositiveFloat = 50.0
     """Bound on that directory, beyond which versions that were used longest ago are removed."""
     exports_dir: Path | None = None

@@ -5,7 +5,8 @@
                                         lease has expired
     POST /api/v1/runs/{run}/versions/{version}/saved
                                         WeightsReference → CommitReply, in MessagePack: a version that was committed
-                                        from memory is on the disk now; 409 if it was taken back meanwhile
+                                        from memory, or offered, is on the disk now; 409 if it was taken back
+                                        meanwhile
     POST /api/v1/runs/{run}/versions/take-back
                                         → Head, in MessagePack: takes the head back if it is not on the disk
     GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…], "head", "serving", "pinned", "promoted"}, in
@@ -61,7 +62,11 @@ async def commit(request: Request, run: str) -> Response:
     """Create the next version and consume the claims' trajectories."""
     of_run = await trainers_run(request, run)
     commit_request = await message_body(request, CommitRequest)
-    return message_response(await versions_of(request).commit(of_run, commit_request))
+    reply = await versions_of(request).commit(of_run, commit_request)
+    if commit_request.offer is not None and await versions_of(request).is_wanted(of_run, reply.version):
+        engines = service(request, ServedRuns).engines(of_run.id)
+        reply = msgspec.structs.replace(reply, engines=engines)
+    return message_response(reply)
 
 
 @router.post("/versions/{version}/saved")

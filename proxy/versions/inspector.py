@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from proxy.contract.delta import DeltaUnusable, LocalWeights, is_delta
+from proxy.contract.exchange import Offer
 from proxy.contract.memory import place_in_memory
 from proxy.contract.object_store import ObjectStore
 from proxy.contract.policy import WeightsReference
 from proxy.errors import StorageUnavailable, WeightsMissing, WeightsRejected
 from proxy.versions.comparison import ParentComparison
+from proxy.versions.offers import Senders, check_offer
 from proxy.versions.stored import StoredVersions
 from proxy.versions.weights import (
     BaseModel,
@@ -46,7 +49,8 @@ class WeightsInspector:
     """Checks versions below the storage `root`. Whole files of versions that are stored as differences are made in
     `cache`, which is kept below `cache_bytes`. Versions that are not below `root` are fetched into it from the object
     store `url`. Copies of versions in shared memory are below `memory`. Repeated and concurrent requests for one
-    version share one check. A tensor's size may change by a factor of `max_norm_change` between versions."""
+    version share one check. Trainers may offer versions from the hosts `senders`. A tensor's size may change by a
+    factor of `max_norm_change` between versions."""
 
     def __init__(
         self,
@@ -56,10 +60,12 @@ class WeightsInspector:
         *,
         url: str | None = None,
         memory: Path | None = None,
+        senders: Sequence[str] = (),
         max_norm_change: float = 10.0,
     ) -> None:
         self._root = root
         self._memory = memory
+        self._senders = Senders(senders)
         self._local = LocalWeights(cache or root / ".whole", cache_bytes, self._locate)
         self._stopping = threading.Event()
         self._stored: StoredVersions | None = None
@@ -97,6 +103,14 @@ class WeightsInspector:
                 is_storage_there=False,
             )
         await self._check_once(copy, base_model)
+
+    async def check_offer(self, weights: WeightsReference, offer: Offer, base_model: str) -> None:
+        """Check what can be checked of a version that its trainer sends: names, shapes, and from where it comes. Its
+        directory need not exist yet. Raises WeightsRejected."""
+        resolve_below(weights, self._root)
+        self._senders.check(offer.url)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, lambda: check_offer(weights, offer, find_base(base_model)))
 
     async def check_listing(self, weights: WeightsReference) -> None:
         """Check that a version's directory has its files in their sizes, without reading them.

@@ -156,11 +156,18 @@ class VersionRepository:
         return self._connection.execute(statement.limit(1)).scalar_one_or_none()
 
     def mark_saved(self, run_id: str, version: int, weights: WeightsReference) -> None:
-        """Record that a version's directory is on the disk, with the checksums of all its files."""
+        """Record that a version's directory is on the disk, with the checksums of all its files. Its trainer sends it
+        to nobody from then on."""
         self._connection.execute(
             update(PolicyVersionRow)
             .where(PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version)
-            .values(is_saved=True, weights_files=weights.files)
+            .values(
+                is_saved=True,
+                weights_files=weights.files,
+                weights_sha256=weights.sha256,
+                weights_bytes=weights.bytes,
+                offer=None,
+            )
         )
 
     def dead_claims(self, run_id: str, claim_ids: Sequence[ClaimId], now: float) -> list[ClaimId]:
@@ -194,6 +201,7 @@ class VersionRepository:
                     weights_bytes=weights.bytes,
                     weights_files=weights.files or None,
                     is_saved=request.is_saved,
+                    offer=storable(request.offer),
                     claim_ids=list(request.claim_ids),
                     config_hash=step.config_hash,
                     seed=step.seed,

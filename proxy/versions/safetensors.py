@@ -25,7 +25,7 @@ _MAX_HEADER_BYTES = 100 << 20
 _BLOCK = 4 << 20
 _CONVERTED = 1 << 14
 
-_SIZES = {
+SIZES = {
     "BOOL": 1,
     "U8": 1,
     "I8": 1,
@@ -136,7 +136,7 @@ def _is_finite(block: bytes, dtype: str) -> bool:
 def _sum_of_squares(block: bytes, dtype: str) -> float:
     with np.errstate(over="ignore"):  # infinity is an answer: no sound tensor is that large
         if dtype in ("F32", "F64"):
-            values = np.frombuffer(block, f"<f{_SIZES[dtype]}")
+            values = np.frombuffer(block, f"<f{SIZES[dtype]}")
             return float(np.dot(values, values))
         # In parts that stay in the processor's cache while they are converted, which saves most of the time.
         stored = np.frombuffer(block, "<f2" if dtype == "F16" else "<u2")
@@ -160,11 +160,11 @@ def _entry(fields: Any) -> TensorEntry:
 def _check_layout(name: str, tensors: dict[str, TensorEntry], size: int) -> None:
     position = 0
     for tensor, entry in tensors.items():
-        if entry.dtype not in _SIZES:
+        if entry.dtype not in SIZES:
             raise WeightsRejected(
                 f"{tensor} in {name} has the dtype {entry.dtype[:20]!r}, which no engine here loads"
             )
-        if entry.begin != position or entry.end - entry.begin != math.prod(entry.shape) * _SIZES[entry.dtype]:
+        if entry.begin != position or entry.end - entry.begin != math.prod(entry.shape) * SIZES[entry.dtype]:
             raise WeightsRejected(f"{tensor} in {name} does not have the bytes that its shape takes")
         position = entry.end
     if position != size:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
 import msgspec
@@ -20,10 +19,9 @@ from proxy.lifecycle.weights import weights_of
 from proxy.runs.service import RunView
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.norms import FIT_FLOOR, STEP_FLOOR
+from proxy.versions.references import check_has_files, check_sha256
 from proxy.versions.release import enter
-from proxy.versions.repository import VersionRepository, storable
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+from proxy.versions.repository import VersionRepository, storable, wanted_version
 
 
 class VersionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +68,11 @@ class VersionService:
             is_saved=version.is_saved,
         )
 
+    async def is_wanted(self, run: RunView, version: int) -> bool:
+        """Return whether engines should serve this version now."""
+        row = await self._database.read(lambda connection: VersionRepository(connection).run(run.id))
+        return wanted_version(row) == version
+
     async def list_(self, run: RunView) -> list[VersionView]:
         """Return all versions, newest first."""
         rows = await self._database.read(lambda connection: VersionRepository(connection).versions(run.id))
@@ -98,7 +101,8 @@ class VersionService:
         parent is not the head or not saved, or a claim's lease has expired; WeightsRejected, with nothing consumed,
         for weights that no engine should load; StorageUnavailable while they cannot be read.
 
-        A version in shared memory consumes nothing yet (`UnsavedVersions`).
+        A version that is not saved consumes nothing yet (`UnsavedVersions`). Of an offered one, names and shapes are
+        checked; no file is there that could be read.
 
         An expired lease is refused even if nobody has claimed the trajectories since: otherwise the outcome would
         depend on whether another trainer happened to ask meanwhile.
@@ -109,17 +113,23 @@ class VersionService:
         if isinstance(found, CommitReply):
             return found
         # Gigabytes may have to be read for the check, so it comes before the transaction and after the cheap checks.
-        if request.is_saved:
-            await self._inspector.check(request.weights, run.base_model)
+        if request.offer is not None:
+            await self._inspector.check_offer(request.weights, request.offer, run.base_model)
         else:
-            await self._inspector.check_in_memory(request.weights, run.base_model)
-        floor = FIT_FLOOR if _fit_of(request) is not None else STEP_FLOOR
-        await self._inspector.compare(request.weights, found, run.base_model, floor=floor)
+            await self._check_weights(run, request, found)
         reply = await self._database.commit(partial(_commit, run=run, request=request, clock=self._clock))
         if not reply.repeated:
             self._signals.versions.notify()
             self._signals.events.notify()
         return reply
+
+    async def _check_weights(self, run: RunView, request: CommitRequest, parent: WeightsReference | None) -> None:
+        if request.is_saved:
+            await self._inspector.check(request.weights, run.base_model)
+        else:
+            await self._inspector.check_in_memory(request.weights, run.base_model)
+        floor = FIT_FLOOR if _fit_of(request) is not None else STEP_FLOOR
+        await self._inspector.compare(request.weights, parent, run.base_model, floor=floor)
 
 
 def _commit(connection: Connection, *, run: RunView, request: CommitRequest, clock: Clock) -> CommitReply:
@@ -215,10 +225,9 @@ def _check(request: CommitRequest) -> None:
     turns = [audit.turn_id for audit in request.step.tokens]
     if len(set(turns)) != len(turns):
         raise InvalidRequest("step.tokens has a turn twice", param="step.tokens")
-    if not _SHA256.fullmatch(request.weights.sha256):
-        raise InvalidRequest("weights.sha256 must be 64 hexadecimal digits in lower case", param="weights.sha256")
-    if not request.weights.files:
-        raise InvalidRequest(
-            "weights.files must map the path of every file in the version's directory to its SHA-256",
-            param="weights.files",
-        )
+    if request.offer is None:
+        check_has_files(request.weights)
+        return
+    check_sha256(request.weights)
+    if request.is_saved or request.weights.format is not WeightsFormat.HUGGINGFACE:
+        raise InvalidRequest("an offer is of whole weights that are not saved yet", param="offer")

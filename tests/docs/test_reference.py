@@ -38,6 +38,7 @@ from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS
 from trainer.config import (
     AlgorithmSettings,
+    CollectiveWeights,
     DeltaWeights,
     DiskWeights,
     SharedDirectory,
@@ -88,7 +89,9 @@ SECTIONS = dict(configuration())
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields of a section by their names in the configuration: of one with several types, those of all."""
-    models = (DiskWeights, DeltaWeights, TensorsWeights) if issubclass(model, SharedDirectory) else (model,)
+    models: tuple[type[BaseModel], ...] = (model,)
+    if issubclass(model, SharedDirectory):
+        models = (DiskWeights, DeltaWeights, TensorsWeights, CollectiveWeights)
     return {field.alias or key: field for each in models for key, field in each.model_fields.items()}
 
 

@@ -21,11 +21,13 @@ from proxy.engines.launch import SGLANG_SHIM
 from proxy.engines.protocol import EngineFinish, LabelSpan, PauseMode
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import EngineFailed
+from proxy.serving.offers import join
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.tensor_digests import TensorDigests
 from tests.engines.conftest import Models, Reference, Server, sglang_venv
 from tests.engines.generating import PROMPT, Answer, ask, collect, gather, open_stream
-from trainer.config import DeltaWeights, TensorsWeights
+from trainer.config import CollectiveWeights, DeltaWeights, TensorsWeights
+from trainer.publish.collective import CollectivePublisher
 from trainer.publish.delta import DeltaPublisher
 from trainer.publish.tensors import TensorsPublisher
 
@@ -149,7 +151,7 @@ async def test_versions_are_served_from_memory_before_they_are_on_the_disk(
         await engine.pause(PauseMode.IN_PLACE)
         await engine.load_weights(copy.uri, f"version {version}")
         await engine.resume()
-        saved = staged.save()
+        saved = staged.save(0)
         publisher.settle(saved)
         head = msgspec.structs.replace(head, version=version, weights=saved.weights)
         publisher.close()  # the engine needs the copy no more
@@ -159,6 +161,37 @@ async def test_versions_are_served_from_memory_before_they_are_on_the_disk(
         assert answer.spans == (LabelSpan(label=f"version {version}", start=0, end=16),)
         expected = Reference(Path(saved.weights.uri)).of_output(PROMPT, answer.ids)
         assert answer.logprobs == pytest.approx(expected, abs=server.exactness)
+    await inspector.aclose()
+
+
+async def test_versions_are_received_from_the_trainer_before_they_are_on_the_disk(
+    engine: SglangEngine, models: Models, server: Server, tmp_path: Path
+) -> None:
+    settings = CollectiveWeights.model_validate({"directory": tmp_path / "weights", "dtype": "float32"})
+    publisher = CollectivePublisher(settings, models.b)
+    inspector = WeightsInspector(tmp_path / "weights", senders=("127.0.0.1",))
+    head = Head(run_id=RunId("run_x"), run_name="x", version=0, base_model=str(models.b), weights=None)
+    tensors = load_file(models.b / "model.safetensors")
+    for version in (1, 2):
+        tensors = {name: tensor * (1 + version / 64) for name, tensor in tensors.items()}
+        staged = publisher.stage(head, tensors, None)
+        assert staged.save is not None
+        assert staged.offer is not None
+        await inspector.check_offer(staged.weights, staged.offer, str(models.b))
+        place = await join(staged.offer, (await engine.info()).ranks)
+        await engine.pause(PauseMode.IN_PLACE)
+        await engine.receive_weights(place, staged.offer, f"version {version}")
+        await engine.resume()
+        answer = await collect(engine, ask())
+        assert answer.spans == (LabelSpan(label=f"version {version}", start=0, end=16),)
+        assert not Path(staged.weights.uri).exists()
+        saved = staged.save(1)
+        publisher.settle(saved)
+        head = msgspec.structs.replace(head, version=version, weights=saved.weights)
+        await inspector.check(saved.weights, str(models.b))
+        expected = Reference(Path(saved.weights.uri)).of_output(PROMPT, answer.ids)
+        assert answer.logprobs == pytest.approx(expected, abs=server.exactness)
+    publisher.close()
     await inspector.aclose()
 
 

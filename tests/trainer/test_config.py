@@ -74,7 +74,10 @@ def test_lists_and_null_from_the_environment(file: Path) -> None:
         ),
         ({"batch": {"row_tokens": 64}}, "leave it out, or set packing = packed"),
         ({"algorithm": {"reward": {"low": 1.0, "high": 0.0}}}, "low (1.0) must be below high (0.0)"),
-        ({"weights": {"type": "network"}}, "trainer.weights: type should be 'disk', 'delta' or 'tensors'"),
+        (
+            {"weights": {"type": "network"}},
+            "trainer.weights: type should be 'disk', 'delta', 'tensors' or 'collective'",
+        ),
         (
             {"weights": {"type": "tensors", "url": "s3://bucket"}},
             "trainer.weights.url: Value error, versions in an object store are for engines elsewhere",

@@ -49,7 +49,14 @@ from trainer.config.parts import (
 )
 from trainer.config.run import OF_THE_PROCESS, TrainerSettings
 from trainer.config.section import CLEARED, is_cleared
-from trainer.config.weights import DeltaWeights, DiskWeights, SharedDirectory, TensorsWeights, WeightsDtype
+from trainer.config.weights import (
+    CollectiveWeights,
+    DeltaWeights,
+    DiskWeights,
+    SharedDirectory,
+    TensorsWeights,
+    WeightsDtype,
+)
 
 __all__ = [
     "CLEARED",
@@ -61,6 +68,7 @@ __all__ = [
     "AuditSettings",
     "Baseline",
     "BatchSettings",
+    "CollectiveWeights",
     "Configuration",
     "Correction",
     "DeltaWeights",

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, PositiveInt, Tag, field_validator
 
+from proxy.contract.exchange import GroupBackend
 from proxy.contract.memory import default_memory_directory
 from proxy.contract.object_store import check_url
 from trainer.config.section import Clearable, Section
@@ -24,7 +25,7 @@ class WeightsDtype(StrEnum):
 class SharedDirectory(Section):
     """Versions are directories on storage that the proxy sees under the same path."""
 
-    type: Literal["disk", "delta", "tensors"]
+    type: Literal["disk", "delta", "tensors", "collective"]
     directory: Path = Path(".base-rl/weights")
     url: Annotated[Annotated[str, AfterValidator(check_url)] | None, Clearable] = None
     """An object store, s3://BUCKET/PREFIX, to which each version is copied before its commit. The proxy needs it
@@ -46,6 +47,12 @@ class SharedDirectory(Section):
     None: all."""
     keep_every: Annotated[PositiveInt | None, Clearable] = None
     """With `keep_versions`: every n-th version is kept as well; None: none of them."""
+
+
+def _refuse_url(url: str | None) -> str | None:
+    if url is not None:
+        raise ValueError("versions in an object store are for engines elsewhere: set type = 'disk' or 'delta'")
+    return url
 
 
 class DiskWeights(SharedDirectory):
@@ -73,12 +80,21 @@ class TensorsWeights(SharedDirectory):
     def memory(self) -> Path:
         return self.memory_directory or default_memory_directory()
 
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, url: str | None) -> str | None:
-        if url is not None:
-            raise ValueError("versions in an object store are for engines elsewhere: set type = 'disk' or 'delta'")
-        return url
+    _check_url = field_validator("url")(_refuse_url)
+
+
+class CollectiveWeights(SharedDirectory):
+    """Engines receive each version from the trainer's first process, and its directory is written afterwards."""
+
+    type: Literal["collective"] = "collective"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """A name or an address of this machine under which the proxy and the engines reach it. The proxy must allow it
+    as one of `server.weights_senders`."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """The port at which engines are announced; 0: a free one. The transfers use further ones."""
+    backend: GroupBackend = GroupBackend.GLOO
+
+    _check_url = field_validator("url")(_refuse_url)
 
 
 def _type_of(value: object) -> object:
@@ -86,15 +102,16 @@ def _type_of(value: object) -> object:
     return "disk" if chosen is None else chosen
 
 
-TRANSPORTS = ("disk", "delta", "tensors")
+TRANSPORTS = ("disk", "delta", "tensors", "collective")
 Weights = Annotated[
     Annotated[DiskWeights, Tag("disk")]
     | Annotated[DeltaWeights, Tag("delta")]
-    | Annotated[TensorsWeights, Tag("tensors")],
+    | Annotated[TensorsWeights, Tag("tensors")]
+    | Annotated[CollectiveWeights, Tag("collective")],
     Discriminator(
         _type_of,
         custom_error_type="transport",
-        custom_error_message="type should be 'disk', 'delta' or 'tensors'",
+        custom_error_message="type should be 'disk', 'delta', 'tensors' or 'collective'",
     ),
 ]
 """One transport, by `type`; without a type, `disk`."""

@@ -46,7 +46,7 @@ def publish(
     staged = publisher.stage(head, tensors, state)
     if staged.save is not None:
         # At once: nobody waits for a fit, and a version that is durable before its commit needs no second step.
-        staged = staged.save()
+        staged = staged.save(0)
     report = StepReport(
         config_hash=settings.config_hash(),
         seed=seed,

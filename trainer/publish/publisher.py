@@ -4,8 +4,8 @@ Every transport keeps this order: `stage` makes the weights reachable and durabl
 version, and `settle` or `discard` follows by the result. Weights that were staged and never committed are garbage,
 which `collect` removes; weights that the proxy's head refers to are never garbage.
 
-A transport through memory makes them durable after the commit: `Staged.save` comes before `settle`, and the version
-consumes its claims when the proxy has been told of it.
+A transport through memory or process groups makes them durable after the commit: `Staged.save` comes before `settle`,
+and the version consumes its claims when the proxy has been told of it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from proxy.contract.exchange import Offer
 from proxy.contract.policy import Head, WeightsReference
 from trainer.models.divided import PublishedWeights
 from trainer.models.policy import Policy
@@ -32,12 +33,14 @@ class Staged:
     """Weights that engines can reach and that are no version yet.
 
     `save` makes them durable, and returns them with the checksums of all their files; None if they are durable
-    already. A collective; raises WeightsUnusable.
+    already. Its argument is the number of engines that the proxy expects to ask for them before. A collective; raises
+    WeightsUnusable. `offer` is how engines that read no files get the weights until then.
     """
 
     parent: WeightsReference | None
     weights: WeightsReference
-    save: Callable[[], Staged] | None = None
+    save: Callable[[int], Staged] | None = None
+    offer: Offer | None = None
 
 
 class WeightPublisher(Protocol):

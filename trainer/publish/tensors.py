@@ -74,7 +74,7 @@ class TensorsPublisher(DiskPublisher):
         return Staged(
             parent=copy.parent,
             weights=weights,
-            save=lambda: self.save_copy(place, head, weights, state, with_tensors),
+            save=lambda _: self.save_copy(place, head, weights, state, with_tensors),
         )
 
     def _place(self, head: Head, needed: int) -> Path:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy.contract.policy import WeightsReference
-from trainer.config import DeltaWeights, SharedDirectory, TensorsWeights
+from trainer.config import CollectiveWeights, DeltaWeights, SharedDirectory, TensorsWeights
 from trainer.models.policy import Policy
 from trainer.parallel.mesh import Ranks
+from trainer.publish.collective import CollectivePublisher
 from trainer.publish.delta import DeltaPublisher
 from trainer.publish.disk import DiskPublisher
 from trainer.publish.publisher import WeightPublisher
@@ -29,6 +30,8 @@ def publisher_of(
     """Return the publisher that the settings configure. Raises ConfigurationError."""
     if isinstance(settings, TensorsWeights):
         return TensorsPublisher(settings, base, policy, ranks)
+    if isinstance(settings, CollectiveWeights):
+        return CollectivePublisher(settings, base, policy, ranks)
     kind = DeltaPublisher if isinstance(settings, DeltaWeights) else DiskPublisher
     publisher = kind(settings, base, policy, ranks)  # type: ignore[arg-type]
     if settings.url is None:

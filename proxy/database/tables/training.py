@@ -82,7 +82,9 @@ class PolicyVersionRow(Base):
     weights_files: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
     """SHA-256 of every file by path; null for versions older than this column."""
     is_saved: Mapped[bool] = mapped_column(Boolean, default=True, server_default=text("true"))
-    """Whether its directory is on the disk. Until then it is in shared memory, and its claims stay leased."""
+    """Whether its directory is on the disk. Until then it is in its trainer's memory, and its claims stay leased."""
+    offer: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    """How engines get it from its trainer (`contract.exchange.Offer`); null if they do not, and once it is saved."""
     rejected_because: Mapped[str | None] = mapped_column(Text)
     rejected_at: Mapped[float | None] = mapped_column(Float)
     """The reason and the time of the rejection, or of the rollback."""

@@ -6,16 +6,20 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import msgspec
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from proxy.contract.policy import Head
 from tests.trainer.models.archon.steps import batch_of, two_updates
+from tests.trainer.publish.receiver import receive
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import SESSION, Observation, RunningMeans
-from trainer.config import DiskWeights, TensorsWeights, TrainerSettings
+from trainer.config import CollectiveWeights, DiskWeights, TensorsWeights, TrainerSettings
 from trainer.errors import WeightsUnusable
 from trainer.loading import load_critic, load_learnt
 from trainer.models.divided import DividedWeights
@@ -23,6 +27,7 @@ from trainer.models.state_dict import whole_weights
 from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
 from trainer.parallel.state_files import StateWriter
+from trainer.publish.collective import CollectivePublisher
 from trainer.publish.disk import DiskPublisher
 from trainer.publish.tensors import TensorsPublisher
 from trainer.update import Learner
@@ -72,10 +77,45 @@ def through_memory(ranks: Ranks, base: Path, settings: TrainerSettings, director
     staged = publisher.stage(head, tensors, state_after(learner, MEANS))
     assert staged.save is not None
     assert not Path(staged.weights.uri).exists()
-    saved = staged.save()
+    saved = staged.save(0)
     ranks.from_first(lambda: publisher.settle(saved))
     publisher.close()
     return msgspec.structs.replace(head, version=head.version + 1, weights=saved.weights)
+
+
+def sent_to_engines(
+    ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, head: Head
+) -> tuple[Head, bool]:
+    """Publish a version through a process group with an engine, which asks twice. Return whether it got both times
+    what the directory has."""
+    ranks = ranks.arranged(layout_of(settings))
+    publisher = CollectivePublisher(CollectiveWeights(directory=directory), base, ranks=ranks)
+    learner = _resumed(ranks, base, settings, publisher, head)
+    assert learner.update(batch_of(settings)).stepped
+    tensors = DividedWeights(learner.model.named_weights(), ranks, publisher.dtype)
+    staged = publisher.stage(head, tensors, state_after(learner, MEANS))
+    assert staged.save is not None
+    assert staged.offer is not None
+    received: list[dict[str, torch.Tensor]] = []
+    offer = staged.offer
+    engine = Thread(target=lambda: received.extend(receive(offer) for _ in range(2)))
+    if ranks.is_first:
+        engine.start()
+    saved = staged.save(2)
+    if ranks.is_first:
+        engine.join(60)
+    ranks.from_first(lambda: publisher.settle(saved))
+    publisher.close()
+
+    def are_equal() -> bool:
+        written = load_file(Path(saved.weights.uri) / "model.safetensors")
+        return len(received) == 2 and all(
+            each.keys() == written.keys() and all(torch.equal(each[name], written[name]) for name in written)
+            for each in received
+        )
+
+    made = msgspec.structs.replace(head, version=head.version + 1, weights=saved.weights)
+    return made, ranks.from_first(are_equal)
 
 
 def die_while_writing(ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, head: Head) -> None:

@@ -16,7 +16,13 @@ from proxy.contract.policy import Head
 from tests.trainer.models.archon.shapes import save_random
 from tests.trainer.models.archon.steps import settings_of
 from tests.trainer.models.archon.together import together
-from tests.trainer.parallel.divided import die_while_writing, go_on, refused_by_a_disk, through_memory
+from tests.trainer.parallel.divided import (
+    die_while_writing,
+    go_on,
+    refused_by_a_disk,
+    sent_to_engines,
+    through_memory,
+)
 from tests.trainer.tiny import ALONE
 from trainer.config import DiskWeights, TrainerSettings
 from trainer.models.state_dict import read_weights
@@ -109,6 +115,16 @@ def test_a_version_through_memory_is_the_same(
     assert found.keys() == wanted.keys()
     assert all(torch.equal(tensor.nan_to_num(), wanted[name].nan_to_num()) for name, tensor in found.items())
     assert list((tmp_path / "memory").glob("run_test/*")) == []
+
+
+def test_a_version_that_is_sent_to_engines_is_the_same(
+    world: World, undisturbed: Callable[[int], list[Head]], tmp_path: Path
+) -> None:
+    made, is_received = together(2, sent_to_engines, world.base, world.settings(2), tmp_path / "weights", world.head)
+    found, wanted = contents(made), contents(undisturbed(2)[0])
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(tensor.nan_to_num(), wanted[name].nan_to_num()) for name, tensor in found.items())
+    assert is_received
 
 
 def test_every_rank_writes_its_own_part(world: World, undisturbed: Callable[[int], list[Head]]) -> None:

@@ -48,7 +48,7 @@ class MemoryWorld(World):
 
 def saved(staged: Staged) -> Staged:
     assert staged.save is not None
-    return staged.save()
+    return staged.save(0)
 
 
 @pytest.fixture
