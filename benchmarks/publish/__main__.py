@@ -4,7 +4,8 @@ Each version is published by the trainer's publisher, checked by the proxy's ins
 engine. Beside each, its whole files are copied within the same file system and flushed: the disk, or shared memory
 for `tensors`. Ratios are of medians in one run: the trainer's stall to the time that publishing the whole version at
 once to the disk takes, and the speed of writing until engines can read to that of copying. `s3` writes to a server on
-this machine, and an inspector that sees nothing of the trainer's disk fetches from there. Versions follow each other
+this machine, and an inspector that sees nothing of the trainer's disk fetches from there. With `collective` the
+engine receives the weights, and its speed is that from the offer to the engine's serving. Versions follow each other
 by steps of GRPO at a learning rate of 1e-6, for 500M parameters by random moves.
 """
 
@@ -23,6 +24,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +37,19 @@ from torch import Tensor
 from benchmarks.machine import describe
 from benchmarks.publish.models import SHAPES, Moved, Trained, model_of
 from proxy.contract.delta import DELTA_INDEX, is_delta
+from proxy.contract.exchange import Offer
 from proxy.contract.identifiers import RunId
 from proxy.contract.memory import default_memory_directory, place_in_memory
 from proxy.contract.policy import Head, WeightsReference
 from proxy.engines.launch import embedded_plan, wait_until_ready
 from proxy.engines.sglang import SglangEngine
+from proxy.serving.offers import join
 from proxy.settings import EngineSettings
 from proxy.versions.inspector import WeightsInspector
-from trainer.config import DeltaWeights, DiskWeights, SharedDirectory, TensorsWeights
+from trainer.config import CollectiveWeights, DeltaWeights, DiskWeights, SharedDirectory, TensorsWeights
 from trainer.models.state_dict import gather_weights
-from trainer.publish.publisher import WeightPublisher
+from trainer.publish.publisher import Staged, WeightPublisher
+from trainer.publish.shards import content_of
 from trainer.publish.transports import publisher_of
 
 RESULT = Path(__file__).parents[1] / "results" / "publish.json"
@@ -112,9 +118,40 @@ class Served:
         self._process.terminate()
         self._process.wait(30)
 
-    def serve(self, weights: WeightsReference, settings: SharedDirectory) -> Path:
-        """Check a version as the proxy does and load it. Return the directory that the engine has read."""
-        return asyncio.run(self._serve(weights, settings))
+    def serve(self, staged: Staged, settings: SharedDirectory) -> Path:
+        """Check a version as the proxy does and load it. Return the directory that the engine has read, or would."""
+        if staged.offer is not None:
+            asyncio.run(self._receive(staged.weights, staged.offer))
+            return Path(staged.weights.uri)
+        return asyncio.run(self._serve(staged.weights, settings))
+
+    def holds(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Return whether the engine computes with exactly these tensors, in its own precision of float32."""
+
+        async def ask() -> Mapping[str, str]:
+            engine = self._client()
+            try:
+                return await engine.checksums()
+            finally:
+                await engine.aclose()
+
+        sums = asyncio.run(ask())
+        wanted = {name: sha256(content_of(tensor.float())).hexdigest()[:16] for name, tensor in tensors.items()}
+        return wanted.items() <= sums.items()
+
+    def _client(self) -> SglangEngine:
+        return SglangEngine(self._plan.url, EngineSettings(url=self._plan.url))
+
+    async def _receive(self, weights: WeightsReference, offer: Offer) -> None:
+        self._labels += 1
+        inspector = WeightsInspector(self._root, senders=("127.0.0.1",))
+        engine = self._client()
+        try:
+            await inspector.check_offer(weights, offer, self._model)
+            await engine.receive_weights(await join(offer, 1), offer, f"version-{self._labels}")
+        finally:
+            await engine.aclose()
+            await inspector.aclose()
 
     async def _serve(self, weights: WeightsReference, settings: SharedDirectory) -> Path:
         self._labels += 1
@@ -123,7 +160,7 @@ class Served:
         # Without the trainer's disk, so that versions are fetched.
         root = self._root if settings.url is None else self._root / "elsewhere"
         inspector = WeightsInspector(root, self._root / "cache", 10**12, url=settings.url, memory=memory)
-        engine = SglangEngine(self._plan.url, EngineSettings(url=self._plan.url))
+        engine = self._client()
         try:
             if memory is None:
                 await inspector.check(weights, self._model)
@@ -173,9 +210,11 @@ class Measured:
         )
         self._copies = {} if publisher.keeps_weights else tensors
         staged = timed.run("stage", lambda: publisher.stage(head, tensors, None))
-        whole = timed.run("served", lambda: self._served.serve(staged.weights, self._settings))
+        whole = timed.run("served", lambda: self._served.serve(staged, self._settings))
+        if staged.offer is not None:
+            self._identical = self._identical and self._served.holds(tensors)
         if staged.save is not None:
-            staged = timed.run("saved", staged.save)
+            staged = timed.run("saved", partial(staged.save, 1))
             self._identical = self._identical and is_identical(Path(staged.weights.uri), tensors)
         publisher.settle(staged)
         timed.run("copy", lambda: copy_durably(whole, self._copied))
@@ -201,11 +240,16 @@ class Measured:
             "bytes": int(statistics.median(self._bytes)),
             "seconds_to_served": round(timed.median("stage") + timed.median("served"), 3),
             "stall_vs_synchronous": round(timed.median("snapshot") / at_once, 3),
-            "speed_vs_copy": round(timed.median("copy") / timed.median("stage"), 2),
+            "speed_vs_copy": round(timed.median("copy") / self._seconds_to_readable(), 2),
             "bytes_vs_full": round(statistics.median(self._bytes) / self._whole, 4),
             "bit_identical": self._identical,
             "seconds": {name: round(timed.median(name), 4) for name in timed.seconds},
         }
+
+    def _seconds_to_readable(self) -> float:
+        """Return the seconds until engines can read a version; of one that is sent to them, until they have it."""
+        sent = isinstance(self._settings, CollectiveWeights)
+        return self._timed.median("stage") + (self._timed.median("served") if sent else 0.0)
 
     def seconds(self) -> float:
         """Return the seconds for which a step would wait if it published at once."""
@@ -221,6 +265,7 @@ def transports(disk: Path, memory: Path) -> Iterator[tuple[str, SharedDirectory]
         shared = {"dtype": dtype, "directory": disk}
         yield f"disk {dtype}", DiskWeights.model_validate(shared)
         yield f"tensors {dtype}", TensorsWeights.model_validate({**shared, "memory_directory": memory})
+        yield f"collective {dtype}", CollectiveWeights.model_validate(shared)
     yield "delta bfloat16", DeltaWeights.model_validate({**shared, "full_every": 1000})
     yield "s3 bfloat16", DiskWeights.model_validate({**shared, "url": f"s3://{BUCKET}/bench"})
 
