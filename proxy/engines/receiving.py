@@ -16,6 +16,8 @@ RECEIVING_LABEL = "receiving@0"
 that the engine is never taken for one with its base model, and names no run, so that no version is taken for served.
 It stays if the transfer breaks, until weights are loaded whole."""
 
+# Longest attempt to connect to the trainer.
+_CONNECT_SECONDS = 5.0
 # Longest wait for the engine to leave a group or to end an update that has failed. An engine that still waits for a
 # silent trainer answers neither, and the caller should learn why the transfer failed.
 _LEAVE_SECONDS = 10.0
@@ -40,6 +42,7 @@ async def receive(
         # SGLang gives each process the rank of its tensor parallel part, so several processes would be one rank, and
         # the group would wait for the others.
         raise EngineFailed("SGLang receives weights from a trainer only with --pp-size 1 and --dp-size 1")
+    await _require_listener(place)
     has_ended = False
     try:
         await control("/init_weights_update_group", _membership(place, offer, server.ranks))
@@ -58,6 +61,18 @@ async def receive(
         return None
     finally:
         await _despite_cancellation(_leave(control, place, is_updating=not has_ended))
+
+
+async def _require_listener(place: Place) -> None:
+    """Raise EngineFailed unless the trainer's end of the group can be reached. SGLang would try for half an hour, and
+    generate nothing meanwhile; the trainer may have died since it made the group."""
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(place.host, place.port)
+    except (OSError, TimeoutError) as error:
+        reason = str(error) or f"no answer within {_CONNECT_SECONDS:g} s"
+        raise EngineFailed(f"the trainer cannot be reached at {place.host}:{place.port}: {reason}") from error
+    writer.close()
 
 
 def _membership(place: Place, offer: Offer, ranks: int) -> dict[str, Any]:

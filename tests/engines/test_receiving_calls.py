@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from proxy.cli.addresses import random_free_port
 from proxy.contract.exchange import Place
 from proxy.engines.protocol import PauseMode
 from proxy.engines.receiving import RECEIVING_LABEL
@@ -22,10 +24,9 @@ from proxy.errors import EngineFailed
 from proxy.settings import EngineSettings
 from tests.engines.generating import ask, collect
 from tests.engines.test_adapter import reply
-from tests.engines.weight_sender import offer_of
+from tests.engines.weight_sender import HOST, offer_of
 from tests.proxy.calls.world import listening
 
-PLACE = Place(host="10.0.0.7", port=4711, group="g")
 OFFER = offer_of({name: torch.zeros(2, 3, dtype=torch.bfloat16) for name in "abc"}, per_bucket=2)
 
 INIT = "/init_weights_update_group"
@@ -34,6 +35,13 @@ NAME = "/update_weight_version"
 UPDATE = "/update_weights_from_distributed"
 END = "/end_weight_update"
 DESTROY = "/destroy_weights_update_group"
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    """A place where something listens, as the trainer's store does."""
+    async with await asyncio.start_server(lambda _, writer: writer.close(), HOST, 0) as server:
+        yield Place(host=HOST, port=server.sockets[0].getsockname()[1], group="g")
 
 
 class FakeServer:
@@ -93,16 +101,16 @@ class FakeServer:
             await engine.aclose()
 
 
-async def test_all_ranks_join_and_the_last_bucket_has_the_label() -> None:
+async def test_all_ranks_join_and_the_last_bucket_has_the_label(place: Place) -> None:
     server = FakeServer(tp_size=4)
     async with server.adapter() as engine:
         assert (await engine.info()).ranks == 4
-        await engine.receive_weights(PLACE, OFFER, "run_x@3")
+        await engine.receive_weights(place, OFFER, "run_x@3")
     assert server.paths == [INIT, BEGIN, NAME, UPDATE, UPDATE, END, DESTROY]
     assert server.bodies(INIT) == [
         {
-            "master_address": "10.0.0.7",
-            "master_port": 4711,
+            "master_address": place.host,
+            "master_port": place.port,
             "rank_offset": 1,
             "world_size": 5,
             "group_name": "g",
@@ -132,18 +140,18 @@ async def test_all_ranks_join_and_the_last_bucket_has_the_label() -> None:
     assert server.bodies(DESTROY) == [{"group_name": "g"}]
 
 
-async def test_frozen_requests_keep_their_cache() -> None:
+async def test_frozen_requests_keep_their_cache(place: Place) -> None:
     server = FakeServer()
     async with server.adapter() as engine:
         await engine.pause(PauseMode.IN_PLACE)
-        await engine.receive_weights(PLACE, OFFER, "run_x@3")
+        await engine.receive_weights(place, OFFER, "run_x@3")
     assert [body["flush_cache"] for body in server.bodies(UPDATE)] == [False, False]
 
 
-async def test_an_engine_that_keeps_tensors_aside_keeps_its_label_meanwhile() -> None:
+async def test_an_engine_that_keeps_tensors_aside_keeps_its_label_meanwhile(place: Place) -> None:
     server = FakeServer(loads_between_steps=True)
     async with server.adapter() as engine:
-        await engine.receive_weights(PLACE, OFFER, "run_x@3")
+        await engine.receive_weights(place, OFFER, "run_x@3")
     assert server.paths == [INIT, BEGIN, UPDATE, UPDATE, END, DESTROY]
 
 
@@ -157,54 +165,63 @@ async def test_an_engine_that_keeps_tensors_aside_keeps_its_label_meanwhile() ->
     ],
 )
 async def test_after_a_refusal_the_update_ends_and_the_group_is_left(
-    refused: tuple[str, int], label: str, calls: list[str]
+    place: Place, refused: tuple[str, int], label: str, calls: list[str]
 ) -> None:
     server = FakeServer()
     path, number = refused
     server.refused[path] = {number}
     async with server.adapter() as engine:
         with pytest.raises(EngineFailed, match=f"no {path}"):
-            await engine.receive_weights(PLACE, OFFER, "run_x@3")
+            await engine.receive_weights(place, OFFER, "run_x@3")
     assert (server.paths, server.label) == (calls, label)
 
 
-async def test_an_update_that_cannot_end_has_failed() -> None:
+async def test_an_update_that_cannot_end_has_failed(place: Place) -> None:
     server = FakeServer(loads_between_steps=True)
     server.refused[END] = {0}
     async with server.adapter() as engine:
         with pytest.raises(EngineFailed, match=f"no {END}"):
-            await engine.receive_weights(PLACE, OFFER, "run_x@3")
+            await engine.receive_weights(place, OFFER, "run_x@3")
     assert server.paths[-1] == DESTROY
 
 
-async def test_the_label_decides_whether_an_engine_that_complains_has_the_weights() -> None:
+async def test_the_label_decides_whether_an_engine_that_complains_has_the_weights(place: Place) -> None:
     server = FakeServer()
     server.flaws[UPDATE] = {1}
     async with server.adapter() as engine:
-        await engine.receive_weights(PLACE, OFFER, "run_x@3")
+        await engine.receive_weights(place, OFFER, "run_x@3")
     assert (server.paths[-2:], server.label) == ([END, DESTROY], "run_x@3")
 
 
-async def test_an_engine_without_the_endpoints_says_so() -> None:
+async def test_an_engine_is_not_asked_to_wait_for_a_trainer_that_is_gone() -> None:
+    server = FakeServer()
+    gone = Place(host=HOST, port=random_free_port(HOST), group="g")
+    async with server.adapter() as engine:
+        with pytest.raises(EngineFailed, match=f"the trainer cannot be reached at {HOST}:{gone.port}"):
+            await engine.receive_weights(gone, OFFER, "run_x@3")
+    assert server.calls == []
+
+
+async def test_an_engine_without_the_endpoints_says_so(place: Place) -> None:
     server = FakeServer()
     server.missing = {INIT, BEGIN, UPDATE, END, DESTROY}
     async with server.adapter() as engine:
         with pytest.raises(EngineFailed, match=f"has no endpoint {INIT}"):
-            await engine.receive_weights(PLACE, OFFER, "run_x@3")
+            await engine.receive_weights(place, OFFER, "run_x@3")
     assert server.calls == []
 
 
 @pytest.mark.parametrize("sizes", [{"pp_size": 2}, {"dp_size": 2}])
-async def test_processes_that_would_share_a_rank_are_not_asked_to_join(sizes: dict[str, int]) -> None:
+async def test_processes_that_would_share_a_rank_are_not_asked_to_join(place: Place, sizes: dict[str, int]) -> None:
     server = FakeServer(tp_size=2, **sizes)
     async with server.adapter() as engine:
         assert (await engine.info()).ranks == 4
         with pytest.raises(EngineFailed, match="--pp-size 1"):
-            await engine.receive_weights(PLACE, OFFER, "run_x@3")
+            await engine.receive_weights(place, OFFER, "run_x@3")
     assert server.calls == []
 
 
-async def test_a_prefix_of_a_mixture_is_not_used_again() -> None:
+async def test_a_prefix_of_a_mixture_is_not_used_again(place: Place) -> None:
     """The version before may be loaded again, under the label whose prefixes running requests have extended."""
     server = FakeServer()
     server.refused[UPDATE] = {0}
@@ -212,7 +229,7 @@ async def test_a_prefix_of_a_mixture_is_not_used_again() -> None:
         await engine.info()
         await collect(engine, ask(max_new_tokens=1))
         with pytest.raises(EngineFailed):
-            await engine.receive_weights(PLACE, OFFER, "run_x@3")
+            await engine.receive_weights(place, OFFER, "run_x@3")
         server.label = "before"
         await engine.info()
         await collect(engine, ask(max_new_tokens=1))
