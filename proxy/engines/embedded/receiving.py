@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
@@ -165,6 +166,7 @@ class WeightReceiver:
 
 def _join(body: GroupJoin, seconds: float) -> WeightGroup:
     try:
+        own_address = _own_address(body, seconds)
         store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
             body.master_address,
             body.master_port,
@@ -180,9 +182,18 @@ def _join(body: GroupJoin, seconds: float) -> WeightGroup:
             size=body.world_size,
             backend=body.backend.value,
             seconds=seconds,
+            host=own_address,
         )
-    except (RuntimeError, ValueError) as error:
-        raise RequestRefused(f"the other ranks did not come within {seconds:g} s: {_reason(error)}") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RequestRefused(f"the group did not come about: {_reason(error)}") from error
+
+
+def _own_address(body: GroupJoin, seconds: float) -> str:
+    """Return this machine's address in the trainer's network. By itself, gloo takes that of the machine's name, which
+    is often one that only the machine itself can reach."""
+    with socket.create_connection((body.master_address, body.master_port), timeout=seconds) as connection:
+        address: str = connection.getsockname()[0]
+    return address
 
 
 def _receive(group: WeightGroup, body: DistributedUpdate) -> dict[str, torch.Tensor]:
