@@ -21,13 +21,13 @@ class ProxyUnreachable(Exception):
 
 
 class Operations:
-    """Client of a proxy at `base_url` (without `/v1`), with an admin key. Methods raise ProxyUnreachable."""
+    """Client of a proxy at `base_url` (without `/v1`), with an admin key; without one, it can only ask whether a
+    proxy is alive. Methods raise ProxyUnreachable."""
 
-    def __init__(self, base_url: str, key: str) -> None:
+    def __init__(self, base_url: str, key: str | None) -> None:
         self.base_url = base_url.rstrip("/")
-        self._client = httpx.AsyncClient(
-            base_url=self.base_url, headers={"authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S
-        )
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._client = httpx.AsyncClient(base_url=self.base_url, headers=headers, timeout=_TIMEOUT_S)
 
     async def __aenter__(self) -> Operations:
         return self

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +42,46 @@ def test_several_workers_on_sqlite_are_refused_with_what_to_do(tmp_path: Path) -
     assert "database.url" in answer.stderr
 
 
+async def until_said(log: Path, words: str) -> None:
+    async with asyncio.timeout(60):
+        while words not in log.read_text():
+            await asyncio.sleep(0.05)
+
+
 @needs_postgresql
 async def test_a_conversation_goes_on_at_every_worker_and_over_the_death_of_one(tmp_path: Path) -> None:
-    port, own, engine = (random_free_port("127.0.0.1") for _ in range(3))
+    port, own, engine, beside = (random_free_port("127.0.0.1") for _ in range(4))
     with (
         postgresql_database(migrated=False) as url,
         process(["-m", "proxy.engines.scripted", "--port", str(engine)], tmp_path / "engine.log"),
-        process(
-            ["-m", "proxy.cli", "proxy", "--workers", "2", "--own-ports", str(own), "--port", str(port)],
-            tmp_path / "proxy.log",
-            BASE_RL_SERVER__DATA_DIR=str(tmp_path / "data"),
-            BASE_RL_DATABASE__URL=url,
-            BASE_RL_ENGINE__URL=f"http://127.0.0.1:{engine}",
-            BASE_RL_RUN__MODEL=str(MODEL),
-        ) as parent,
+        ExitStack() as stack,
     ):
+
+        def proxy(name: str, *options: str) -> subprocess.Popen[bytes]:
+            return stack.enter_context(
+                process(
+                    ["-m", "proxy.cli", "proxy", *options],
+                    tmp_path / f"{name}.log",
+                    BASE_RL_SERVER__DATA_DIR=str(tmp_path / "data"),
+                    BASE_RL_DATABASE__URL=url,
+                    BASE_RL_ENGINE__URL=f"http://127.0.0.1:{engine}",
+                    BASE_RL_RUN__MODEL=str(MODEL),
+                )
+            )
+
+        parent = proxy("proxy", "--workers", "2", "--own-ports", str(own), "--port", str(port))
         workers = [httpx.AsyncClient(base_url=f"http://127.0.0.1:{own + number}", timeout=60) for number in range(2)]
         for worker in workers:
             await until_ready(worker, parent)
+        logs = tmp_path / "data" / "logs"
+        await until_said(tmp_path / "proxy.log", f"2 worker(s) answer at http://127.0.0.1:{port}, logs in {logs}")
+        proxy("beside", "--port", str(beside))
+        own_logs = logs / f"{socket.gethostname()}-{beside}"
+        await until_said(
+            tmp_path / "beside.log", f"1 worker(s) answer at http://127.0.0.1:{beside}, logs in {own_logs}"
+        )
+        assert {path.name for path in logs.iterdir()} == {own_logs.name, "proxy-1.log", "proxy-2.log"}
+        assert [path.name for path in own_logs.iterdir()] == ["proxy.log"]
         keys = load(tmp_path / "data")
         assert keys is not None
         messages: list[dict[str, Any]] = [MESSAGE]

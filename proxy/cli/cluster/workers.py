@@ -8,6 +8,7 @@ all connections of a burst.
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -60,10 +61,13 @@ async def run_proxy(options: ProxyOptions) -> int:
         if leads:
             stack.enter_context(address_recorded(data_dir, url, settings.run.name))
         log_dir = data_dir / "logs"
+        if not leads:
+            # Workers of all proxies have the same names, so those of one machine and port have a directory.
+            log_dir /= f"{socket.gethostname()}-{port}"
         async with Supervisor(
             parts, log_dir, lambda part, what: out.print(f"{part:<8} {what}"), together=True
         ) as supervisor:
-            async with Operations(url, "") as operations:
+            async with Operations(url, None) as operations:
                 while not await operations.alive():
                     supervisor.raise_for_failure()
                     await asyncio.sleep(_READY_POLL_S)
