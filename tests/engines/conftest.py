@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,7 +129,8 @@ def sglang_venv() -> Path:
     return load_settings().engine.sglang_venv
 
 
-def plan_of(kind: str, model: Path) -> LaunchPlan:
+def plan_of(kind: str, model: Path, *flags: str) -> LaunchPlan:
+    """Return the plan for an engine of model `a`; `flags` are further ones for SGLang."""
     port = random_free_port("127.0.0.1")
     if kind == "embedded":
         return embedded_plan(model=str(model), port=port, weight_label="a", adapters=ADAPTERS)
@@ -139,7 +141,7 @@ def plan_of(kind: str, model: Path) -> LaunchPlan:
             venv=sglang_venv(),
             weight_label="a",
             adapters=ADAPTERS,
-            flags=(f"--chunked-prefill-size={CHUNK}",),
+            flags=(f"--chunked-prefill-size={CHUNK}", *flags),
         )
     except ConfigurationError as error:
         if os.environ.get("BASE_RL_REQUIRE_SGLANG") == "1":
@@ -159,12 +161,19 @@ def server(
 ) -> Iterator[Server]:
     plan = plan_of(request.param, models.a)
     log = tmp_path_factory.mktemp("engine") / f"{request.param}.log"
+    with started(plan, log):
+        yield Server(request.param, plan.url, 1e-4 if request.param == "embedded" else 1e-3, log)
+
+
+@contextmanager
+def started(plan: LaunchPlan, log: Path) -> Iterator[None]:
+    """Run an engine, which is ready within this block."""
     with log.open("wb") as output:
         process = subprocess.Popen(plan.argv, env={**os.environ, **plan.env}, stdout=output, stderr=subprocess.STDOUT)
     try:
         ready = wait_until_ready(plan.url, timeout=300, process_alive=lambda: process.poll() is None)
         asyncio.run(ready)
-        yield Server(request.param, plan.url, 1e-4 if request.param == "embedded" else 1e-3, log)
+        yield
     finally:
         process.terminate()
         try:

@@ -33,11 +33,12 @@ def offer_of(tensors: Mapping[str, torch.Tensor], *, per_bucket: int = 1000) -> 
 
 
 class WeightSender:
-    """Rank 0 of a new group of two."""
+    """Rank 0 of a new group with an engine of `ranks` processes."""
 
-    def __init__(self, group: str | None = None) -> None:
+    def __init__(self, group: str | None = None, *, ranks: int = 1) -> None:
+        self._size = 1 + ranks
         self._store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
-            HOST, 0, 2, is_master=True, timeout=timedelta(seconds=PATIENCE), wait_for_workers=False
+            HOST, 0, self._size, is_master=True, timeout=timedelta(seconds=PATIENCE), wait_for_workers=False
         )
         self.place = Place(host=HOST, port=self._store.port, group=group or f"group-{uuid.uuid4().hex}")
         self._group: WeightGroup | None = None
@@ -45,7 +46,7 @@ class WeightSender:
     def join(self) -> None:
         """Wait for the engine."""
         self._group = WeightGroup(
-            self._store, group=self.place.group, rank=0, size=2, backend="gloo", seconds=PATIENCE
+            self._store, group=self.place.group, rank=0, size=self._size, backend="gloo", seconds=PATIENCE
         )
 
     def send(self, tensors: Mapping[str, torch.Tensor]) -> None:
