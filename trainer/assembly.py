@@ -157,7 +157,7 @@ def assemble(
         ending.callback(teacher.close)
     instruments = Instruments(settings, algorithm, ranks, base, head, shared.profiler)
     ending.callback(instruments.close)
-    publisher = publisher_of(settings.weights, base, model, ranks)
+    publisher = publisher_of(settings.weights, base, model, ranks, proxy_url=settings.proxy_url)
     ending.callback(publisher.close)
     versions = Versions(settings, algorithm, ranks, connection.client, connection.claims, publisher, learner)
     ending.callback(versions.close)

@@ -168,7 +168,7 @@ async def test_versions_are_received_from_the_trainer_before_they_are_on_the_dis
     engine: SglangEngine, models: Models, server: Server, tmp_path: Path
 ) -> None:
     settings = CollectiveWeights.model_validate({"directory": tmp_path / "weights", "dtype": "float32"})
-    publisher = CollectivePublisher(settings, models.b)
+    publisher = CollectivePublisher(settings, models.b, proxy_url="http://127.0.0.1:8080")
     inspector = WeightsInspector(tmp_path / "weights", senders=("127.0.0.1",))
     head = Head(run_id=RunId("run_x"), run_name="x", version=0, base_model=str(models.b), weights=None)
     tensors = load_file(models.b / "model.safetensors")

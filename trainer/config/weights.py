@@ -87,9 +87,9 @@ class CollectiveWeights(SharedDirectory):
     """Engines receive each version from the trainer's first process, and its directory is written afterwards."""
 
     type: Literal["collective"] = "collective"
-    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """A name or an address of this machine under which the proxy and the engines reach it. The proxy must allow it
-    as one of `server.weights_senders`."""
+    host: Annotated[Annotated[str, Field(min_length=1)] | None, Clearable] = None
+    """A name or an address of this machine under which the proxy and the engines reach it. None: the address from
+    which it reaches the proxy. The proxy must allow it as one of `server.weights_senders`."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """The port at which engines are announced; 0: a free one. The transfers use further ones."""
     backend: GroupBackend = GroupBackend.GLOO

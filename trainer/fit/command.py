@@ -106,7 +106,7 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings, configuration: 
         if options.kind == REWARD_MODEL:
             return _reward_model(options, settings, client, head, base, seed, ranks.device)
         model = load_learnt(base, settings, ranks)
-        publisher = publisher_of(settings.weights, base, model)
+        publisher = publisher_of(settings.weights, base, model, proxy_url=settings.proxy_url)
         ending.callback(publisher.close)
         for name in publisher.collect(head):
             _log.info("what an earlier process left uncommitted is removed", directory=name)

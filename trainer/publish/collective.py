@@ -21,6 +21,7 @@ from trainer.models.divided import DividedWeights, PublishedWeights
 from trainer.models.policy import Policy
 from trainer.parallel.mesh import Ranks
 from trainer.publish.disk import DiskPublisher, new_name
+from trainer.publish.listener import own_address
 from trainer.publish.publisher import Staged, TrainerState
 from trainer.publish.sending import Sender
 
@@ -32,13 +33,19 @@ class CollectivePublisher(DiskPublisher):
     """
 
     def __init__(
-        self, settings: CollectiveWeights, base: Path, policy: Policy | None = None, ranks: Ranks | None = None
+        self,
+        settings: CollectiveWeights,
+        base: Path,
+        policy: Policy | None = None,
+        ranks: Ranks | None = None,
+        *,
+        proxy_url: str,
     ) -> None:
         """Raises ConfigurationError if the first rank cannot listen at the configured address."""
         super().__init__(settings, base, policy, ranks)
         self._sender: Sender | None = None
         if self._adapted is None and self._ranks.is_first:
-            self._sender = Sender(settings.host, settings.port, settings.backend)
+            self._sender = Sender(settings.host or own_address(proxy_url), settings.port, settings.backend)
 
     def stage(
         self,

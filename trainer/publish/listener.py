@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hmac
+import socket
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -71,6 +73,21 @@ class Listener:
                 return HTTPStatus.OK, encode(self._open[1](join.ranks))
             except (OSError, RuntimeError) as error:
                 return HTTPStatus.INTERNAL_SERVER_ERROR, f"the trainer opens no group: {error}".encode()
+
+
+def own_address(url: str) -> str:
+    """Return the address of this machine from which a URL is reached. Raises ConfigurationError if there is none."""
+    parts = urlsplit(url)
+    try:
+        # The kernel chooses an address when a datagram socket is connected, and sends nothing.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+            towards.connect((parts.hostname or "", parts.port or 80))
+            address: str = towards.getsockname()[0]
+    except OSError as error:
+        raise ConfigurationError(
+            f"trainer.weights.host: this machine has no address from which {url} is reached: {error}. Name one"
+        ) from error
+    return address
 
 
 class _Server(ThreadingHTTPServer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy.contract.policy import WeightsReference
-from trainer.config import CollectiveWeights, DeltaWeights, SharedDirectory, TensorsWeights
+from trainer.config import CollectiveWeights, DeltaWeights, SharedDirectory, TensorsWeights, TrainerSettings
 from trainer.models.policy import Policy
 from trainer.parallel.mesh import Ranks
 from trainer.publish.collective import CollectivePublisher
@@ -25,13 +25,18 @@ def fetch_version(settings: SharedDirectory, weights: WeightsReference | None) -
 
 
 def publisher_of(
-    settings: SharedDirectory, base: Path, policy: Policy | None = None, ranks: Ranks | None = None
+    settings: SharedDirectory,
+    base: Path,
+    policy: Policy | None = None,
+    ranks: Ranks | None = None,
+    *,
+    proxy_url: str = TrainerSettings.model_fields["proxy_url"].default,
 ) -> WeightPublisher:
     """Return the publisher that the settings configure. Raises ConfigurationError."""
     if isinstance(settings, TensorsWeights):
         return TensorsPublisher(settings, base, policy, ranks)
     if isinstance(settings, CollectiveWeights):
-        return CollectivePublisher(settings, base, policy, ranks)
+        return CollectivePublisher(settings, base, policy, ranks, proxy_url=proxy_url)
     kind = DeltaPublisher if isinstance(settings, DeltaWeights) else DiskPublisher
     publisher = kind(settings, base, policy, ranks)  # type: ignore[arg-type]
     if settings.url is None:

@@ -89,7 +89,9 @@ def sent_to_engines(
     """Publish a version through a process group with an engine, which asks twice. Return whether it got both times
     what the directory has."""
     ranks = ranks.arranged(layout_of(settings))
-    publisher = CollectivePublisher(CollectiveWeights(directory=directory), base, ranks=ranks)
+    publisher = CollectivePublisher(
+        CollectiveWeights(directory=directory), base, ranks=ranks, proxy_url="http://127.0.0.1:8080"
+    )
     learner = _resumed(ranks, base, settings, publisher, head)
     assert learner.update(batch_of(settings)).stepped
     tensors = DividedWeights(learner.model.named_weights(), ranks, publisher.dtype)

@@ -28,14 +28,17 @@ from trainer.errors import ConfigurationError
 from trainer.models.state_dict import gather_weights
 from trainer.publish import sending
 from trainer.publish.collective import CollectivePublisher
+from trainer.publish.listener import own_address
 from trainer.publish.publisher import Staged
 from trainer.publish.sending import Sender, buckets_of
+
+PROXY = "http://127.0.0.1:8080"
 
 
 class SentWorld(World):
     def new_publisher(self, keep: int = 2, **settings: Any) -> CollectivePublisher:
         chosen = CollectiveWeights(directory=self.directory, keep_optimizer_states=keep, **settings)
-        return CollectivePublisher(chosen, self.base)
+        return CollectivePublisher(chosen, self.base, proxy_url=PROXY)
 
     def offered(self) -> tuple[Staged, Offer]:
         staged = self.stage()
@@ -154,13 +157,19 @@ def test_a_trainer_that_is_gone_is_an_error(world: SentWorld) -> None:
 def test_an_address_of_another_machine_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     settings = CollectiveWeights(directory=tmp_path, host="192.0.2.1")
     with pytest.raises(ConfigurationError, match="Set `host` to a name or an address of this machine"):
-        CollectivePublisher(settings, tiny_model)
+        CollectivePublisher(settings, tiny_model, proxy_url=PROXY)
+
+
+def test_a_trainer_is_at_the_address_from_which_it_reaches_the_proxy() -> None:
+    assert own_address(PROXY) == "127.0.0.1"
+    with pytest.raises(ConfigurationError, match="Name one"):
+        own_address("http://no-such-host.invalid:8080")
 
 
 def test_an_adapter_goes_to_the_disk_at_once(tiny_model: Path, tmp_path: Path) -> None:
     world = test_adapters.World(tmp_path / "weights", tiny_model)
     chosen = CollectiveWeights(directory=world.directory)
-    publisher = CollectivePublisher(chosen, world.base, world.policy)
+    publisher = CollectivePublisher(chosen, world.base, world.policy, proxy_url=PROXY)
     tensors = gather_weights(world.policy.named_weights(), keep=True)
     staged = publisher.stage(world.head, tensors, None)
     assert (staged.save, staged.offer) == (None, None)
