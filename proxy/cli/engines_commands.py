@@ -78,7 +78,9 @@ def engines_serve(
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds for the calls under way when it is asked to end.")
     ] = 60.0,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Data directory of a base-rl on this machine; default: [server] data_dir.")
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:

@@ -30,6 +30,8 @@ _PORTS = (8080, 30000)
 """The ports that the pages name."""
 _READY = {
     "up": "Ctrl-C ends it",
+    "proxy": "answer at http",
+    "engines": "is in the pool at",
     "train": "training from",
     "proxy.engines.scripted": "running on http",
     # The first line about its progress, after ten seconds, in which some attempts have ended.
@@ -169,7 +171,9 @@ def goes_on(words: list[str]) -> str | None:
     """Return the key in `_READY` of a command that does not end by itself, or None for one that ends."""
     if "--help" in words or "--dry-run" in words or not words:
         return None
-    if words[0].rpartition("/")[2] == "base-rl" and words[1:2] in (["up"], ["train"]):
+    if words[0].rpartition("/")[2] == "base-rl" and (
+        words[1:2] in (["up"], ["proxy"], ["train"]) or words[1:3] == ["engines", "serve"]
+    ):
         return words[1]
     if words[1:3] == ["-m", "proxy.engines.scripted"]:
         return words[2]

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from proxy.cli.addresses import random_free_port
-from proxy.cli.asking import Place
 from proxy.cli.cluster.hosting import Bounds, EngineHost, HostedEngine, address_towards, say
 from proxy.cli.console import Refused, print_error, where
 from proxy.cli.engine_plan import engine_plan
@@ -20,6 +19,9 @@ from proxy.settings import ConfigurationError, EngineKind, load_settings
 _SAME_SIGNAL_S = 1.0
 """Far longer than Slurm and a batch script need to signal one process, and shorter than somebody's second Ctrl-C."""
 
+ProxyPlace = tuple[Path | None, str | None, str | None]
+"""The data directory of the proxy, its address and an admin key, as far as they are given."""
+
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     name: str
@@ -30,7 +32,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_seconds: float
 
 
-async def serve(options: ServeOptions, place: Place) -> int:
+async def serve(options: ServeOptions, place: ProxyPlace) -> int:
     """Host the configured engine until it is removed at the proxy or a signal ends it, and return the exit status: 0,
     or 2 for a fault that another start does not mend, so that a scheduler does not try again.
 
@@ -43,7 +45,7 @@ async def serve(options: ServeOptions, place: Place) -> int:
         return WRONG_CONFIGURATION
 
 
-async def _serve(options: ServeOptions, place: Place) -> int:
+async def _serve(options: ServeOptions, place: ProxyPlace) -> int:
     end_on_signals(same_within=_SAME_SIGNAL_S)
     settings = load_settings(options.config)
     if settings.engine.kind not in (EngineKind.EMBEDDED, EngineKind.SGLANG):
@@ -55,7 +57,8 @@ async def _serve(options: ServeOptions, place: Place) -> int:
     # The proxy knows a base model by its directory, or by its Hugging Face id, whatever the engine reads it from.
     base_model = model if Path(settings.run.model).expanduser().is_dir() else settings.run.model
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"model": model})})
-    url, key = where(*place)
+    data_dir, given_url, api_key = place
+    url, key = where(data_dir or settings.server.data_dir, given_url, api_key)
     host = options.host or address_towards(url)
     port = options.port or random_free_port(host)
     engine = HostedEngine(
