@@ -13,7 +13,7 @@ from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, er
 
 judges_app = typer.Typer(no_args_is_help=True, help="Models that score a run's sessions.")
 
-_HEADINGS = ("judge", "model", "reward", "votes", "scored", "failed", "mean", "spread", "tokens", "cost")
+_HEADINGS = ("judge", "model", "reward", "votes", "scored", "compared", "failed", "mean", "spread", "tokens", "cost")
 
 
 @judges_app.command("list")
@@ -24,7 +24,7 @@ def judges_list(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the judges of a run with their scores and their cost."""
+    """List the judges of a run with their scores, the pairs that they compared for gates, and their cost."""
     ask_and_show((data_dir, url, api_key), lambda base_rl: base_rl.judges(run), _print_table, as_json=as_json)
 
 
@@ -130,7 +130,7 @@ def _print_table(judges: list[dict[str, Any]]) -> None:
     for one in judges:
         table.add_row(
             *(one["name"], one["model"], one["reward"]),
-            *(str(one[key]) for key in ("votes", "scored", "failed")),
+            *(str(one[key]) for key in ("votes", "scored", "compared", "failed")),
             *("" if one[key] is None else f"{one[key]:.3g}" for key in ("mean_score", "spread")),
             str(one["prompt_tokens"] + one["completion_tokens"]),
             "" if one["cost"] is None else f"{one['cost']:.4g}",

@@ -50,7 +50,7 @@ def versions_list(
                 one["state"],
                 ", ".join(marks),
                 ago(one["created_at"], now),
-                "base model" if one["weights"] is None else "deleted" if one["weights_removed_at"] else "there",
+                _weights_of(one, found["head"]),
                 # As one line, and as text: brackets in a string would be read as rich's markup.
                 Text(" ".join((one["rejected_because"] or "").split())[:_REASON_CHARACTERS]),
             )
@@ -172,3 +172,13 @@ def change_versions(place: Any, run: str, change: str, body: dict[str, Any], *, 
         out.print(f"engines serve version {wanted} ({how}); training continues from version {head}", soft_wrap=True)
 
     ask_and_show(place, lambda base_rl: base_rl.change_versions(run, change, body), show, as_json=as_json)
+
+
+def _weights_of(version: dict[str, Any], head: int) -> str:
+    """Return where a version's weights are."""
+    if version["weights"] is None:
+        return "base model"
+    if not version["is_saved"]:
+        # A later version takes an unsaved one's place only after that was taken back.
+        return "in memory" if version["version"] == head else "lost"
+    return "deleted" if version["weights_removed_at"] else "there"

@@ -385,6 +385,7 @@ _VERSIONS = select(
     PolicyVersionRow.weights_sha256,
     PolicyVersionRow.weights_bytes,
     PolicyVersionRow.weights_removed_at,
+    PolicyVersionRow.is_saved,
     PolicyVersionRow.rejected_because,
     PolicyVersionRow.metrics,
     PolicyVersionRow.created_at,

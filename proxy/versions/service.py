@@ -25,15 +25,16 @@ from proxy.versions.repository import VersionRepository, storable, wanted_versio
 
 
 class VersionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A version as the API lists it. `weights` is None for the base model; times are seconds since the epoch. After
-    `weights_removed_at` its files may be deleted to save space. `rejected_because` is the reason why it was rejected
-    or rolled back. `begun_from` is the version of another run that has the weights of version 0, if the run began
-    from one."""
+    """A version as the API lists it. `weights` is None for the base model; times are seconds since the epoch.
+    Until `is_saved`, its weights are in its trainer's memory and perhaps nowhere else. After `weights_removed_at`
+    its files may be deleted to save space. `rejected_because` is the reason why it was rejected or rolled back.
+    `begun_from` is the version of another run that has the weights of version 0, if the run began from one."""
 
     version: int
     parent: int | None
     state: VersionState
     weights: WeightsReference | None
+    is_saved: bool
     weights_removed_at: float | None
     rejected_because: str | None
     metrics: dict[str, float | None]
@@ -82,6 +83,7 @@ class VersionService:
                 parent=row.parent_version,
                 state=VersionState(row.state),
                 weights=weights_of(row, with_files=False),
+                is_saved=row.is_saved,
                 weights_removed_at=row.weights_removed_at,
                 rejected_because=row.rejected_because,
                 metrics=row.metrics,

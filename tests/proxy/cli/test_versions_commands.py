@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
 from proxy.cli.commands import app
+from proxy.database.tables import PolicyVersionRow
 from tests.trainer.real_proxy import ADMIN, RUN, TRAINER, RealProxy, real_proxy, write_real_model
 
 
@@ -45,6 +47,19 @@ def test_the_trainer_continues_from_the_version_that_was_gone_back_to(proxy: Rea
     assert rows[0][3] == "head"
     assert rows[1][2] == "rolled_back"
     assert "shorter" in " ".join(rows[1])
+    for version in (2, 3):
+        proxy.change(PolicyVersionRow, PolicyVersionRow.version == version, is_saved=False)
+    listed = asked(proxy, "list", RUN)
+    assert [("in memory" in line, "lost" in line) for line in listed.splitlines()[1:]] == [
+        (True, False),
+        (False, True),
+        (False, False),
+        (False, False),
+    ]
+    with httpx.Client(base_url=proxy.url, headers={"origin": proxy.url}) as browser:
+        browser.post("/admin/login", data={"key": ADMIN})
+        page = browser.get(f"/admin/runs/{RUN}/versions").text
+    assert page.count(">in memory</span>") == 1
     assert "2 older ones are not shown: --limit 4" in asked(proxy, "list", RUN, "--limit", "2")
     assert json.loads(asked(proxy, "list", RUN, "--json"))["head"] == 3
     diff = asked(proxy, "diff", RUN, "0", "3")

@@ -79,7 +79,10 @@ async def test_the_commands_show_scores_and_the_newest_problem(world: World) -> 
         world.model.answers = [refusal(404, "no such model")]
         assert await world.run_jobs() == ["dead"]
         shown = await shell("judges", "list", "policy")
-        assert "local/unknown" in shown
+        header, row = (line.split() for line in shown.splitlines()[:2])
+        figures = dict(zip(header, row, strict=False))  # the first ones: some of the later cells are empty
+        assert figures["model"] == "local/unknown"
+        assert [figures[name] for name in ("scored", "compared", "failed")] == ["1", "0", "1"]
         assert "answered 404 for 'unknown': no such model" in shown
 
 

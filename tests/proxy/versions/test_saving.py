@@ -71,6 +71,9 @@ class Memory:
         head = await self.versions.head(self.world.run)
         return head.version, head.is_saved
 
+    async def saved(self) -> list[bool]:
+        return [version.is_saved for version in await self.versions.list_(self.world.run)]
+
     async def training(self) -> list[tuple[str, int | None]]:
         return sorted((row.training, row.consumed_by) for row in await self.world.rows(SessionRow))
 
@@ -85,6 +88,7 @@ async def test_a_version_in_memory_is_the_head_and_consumes_its_claims_once_it_i
 ) -> None:
     request = await memory.commit()
     assert await memory.head() == (1, False)
+    assert await memory.saved() == [False, True]
     assert await memory.training() == [("leased", None)]
     assert (await memory.world.events("version.committed"))[0]["sessions"] == 1
     assert await memory.versions.commit(memory.world.run, request) == CommitReply(version=1, repeated=True)
@@ -94,6 +98,7 @@ async def test_a_version_in_memory_is_the_head_and_consumes_its_claims_once_it_i
     assert memory.world.signals.versions.count > told
     assert await memory.training() == [("consumed", 1)]
     assert await memory.head() == (1, True)
+    assert await memory.saved() == [True, True]
     assert (await memory.versions.head(memory.world.run)).weights == durable
     assert await memory.unsaved.save(memory.world.run, 1, durable) == CommitReply(version=1, repeated=True)
     assert await memory.versions.commit(memory.world.run, request) == CommitReply(version=1, repeated=True)
@@ -110,6 +115,7 @@ async def test_a_version_that_never_reached_the_disk_is_taken_back_and_its_sessi
     assert await memory.head() == (0, True)
     states = [each.state for each in await memory.versions.list_(memory.world.run)]
     assert states == ["rolled_back", "serving"]
+    assert await memory.saved() == [False, True]
     (event,) = await memory.world.events("version.rolled_back")
     assert (event["to"], event["versions"], event["by"]) == (0, [1], "trainer")
     with pytest.raises(Conflict, match="was withdrawn"):
