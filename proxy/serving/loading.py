@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
-from proxy.contract.exchange import Offer
+from proxy.contract.exchange import Offer, Place
 from proxy.contract.identifiers import RunId
 from proxy.contract.memory import reading
 from proxy.contract.policy import parse_weight_label, weight_label
@@ -59,31 +61,37 @@ class WeightLoader:
             # An engine of whole weights would skip the adapter's tensors and serve the base under the version's
             # label.
             raise EngineFailed(_NO_ADAPTERS)
+        give = await self._way(target, label, info)
         if info.loads_between_steps:
-            await self._give(target, label, info)
+            await self._give(target, give)
             return 0.0
         loop = asyncio.get_running_loop()
         began = loop.time()
         self.may_be_paused = True
         try:
             await self._engine.pause(PauseMode.IN_PLACE)
-            await self._give(target, label, info)
+            await self._give(target, give)
         finally:
             await self.resume()
         return loop.time() - began
 
-    async def _give(self, target: Target, label: str, info: EngineInfo) -> None:
+    async def _way(self, target: Target, label: str, info: EngineInfo) -> Callable[[], Awaitable[None]]:
+        """Return the call that gives the engine the target. A trainer that sends it is asked here, and not while
+        generation is paused."""
+        if target.before is None or target.offer is None:
+            return partial(self._load_from, target, label)
+        place = await join(target.offer, info.ranks)
+        return partial(self._receive, place, target.offer, label, target.before, info)
+
+    async def _give(self, target: Target, give: Callable[[], Awaitable[None]]) -> None:
         self._faults.version_given(target)
         try:
-            await self._load_from(target, label, info)
+            await give()
         finally:
             # Again: the time of suspicion runs from the end of the load, which may take minutes.
             self._faults.version_given(target)
 
-    async def _load_from(self, target: Target, label: str, info: EngineInfo) -> None:
-        if target.before is not None and target.offer is not None:
-            await self._receive(target.offer, label, target.before, info)
-            return
+    async def _load_from(self, target: Target, label: str) -> None:
         if not target.is_in_memory:
             await self._engine.load_weights(target.path, label)
             return
@@ -93,18 +101,17 @@ class WeightLoader:
                 raise EngineFailed("the version was removed from memory before it was loaded")
             await self._engine.load_weights(target.path, label)
 
-    async def _receive(self, offer: Offer, label: str, before: Target, info: EngineInfo) -> None:
-        """Have the trainer send the weights to the engine. Raises EngineFailed, EngineUnavailable, EngineTimeout.
+    async def _receive(self, place: Place, offer: Offer, label: str, before: Target, info: EngineInfo) -> None:
+        """Have the engine receive the weights. Raises EngineFailed, EngineUnavailable, EngineTimeout.
 
         After a failure the engine has the version `before`: requests that wait for the end of the pause would go on
         with a mixture of weights.
         """
-        place = await join(offer, info.ranks)
         try:
             await self._engine.receive_weights(place, offer, label)
         except ENGINE_ERRORS:
             if not info.loads_between_steps:  # else it exchanges its weights at the end, or not at all
-                await self._load_from(before, weight_label(self._run_id, before.version), info)
+                await self._load_from(before, weight_label(self._run_id, before.version))
             raise
 
     async def resume(self) -> bool:

@@ -17,10 +17,14 @@ _ANSWER_SECONDS = 10.0
 _MOST_BYTES = 4096
 
 
+class OfferOver(EngineFailed):
+    """The trainer sends the version no longer: it is on the disk by now, or was withdrawn."""
+
+
 async def join(offer: Offer, ranks: int) -> Place:
     """Return the group in which an engine of `ranks` processes gets the version.
 
-    Raises EngineFailed if the trainer does not answer, or sends the version no longer: it is on the disk by then.
+    Raises OfferOver, and EngineFailed if the trainer does not answer.
     """
     body = encode(Join(token=offer.token, ranks=ranks))
     try:
@@ -39,6 +43,8 @@ async def join(offer: Offer, ranks: int) -> Place:
                     raise EngineFailed("the trainer's answer about the weights that it offers is too long")
     except httpx.HTTPError as error:
         raise EngineFailed(f"the trainer does not answer at {offer.url}: {error or type(error).__name__}") from error
+    if answer.status_code == HTTPStatus.GONE:
+        raise OfferOver(content.decode(errors="replace"))
     if answer.status_code != HTTPStatus.OK:
         raise EngineFailed(content.decode(errors="replace"))
     try:

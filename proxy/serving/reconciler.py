@@ -18,6 +18,7 @@ from proxy.log import logger
 from proxy.serving.controller import ControllerSetup, RunController
 from proxy.serving.health import ENGINE_ERRORS
 from proxy.serving.loading import WeightLoader
+from proxy.serving.offers import OfferOver
 from proxy.serving.proof import Failure, WholeWeightsProof
 from proxy.serving.records import Target
 
@@ -112,6 +113,11 @@ class SwapController(RunController):
         self._swap_seconds = self._proven = None
         try:
             self._swap_seconds = await self._load_in_turn(target, info)
+        except OfferOver:
+            # No failure: the next round, which begins at once, finds the version on the disk if it is there.
+            self._check.refused(target)
+            self._versions_changed.notify()
+            return self._health.version
         except ENGINE_ERRORS as error:
             if isinstance(error, EngineUnavailable):
                 self._health.version = None

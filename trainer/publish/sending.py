@@ -54,7 +54,6 @@ class Sender:
         self._waiting: queue.SimpleQueue[_Joining] = queue.SimpleQueue()
         self._asked: list[_Joining] = []
         self._served = 0
-        self._is_offered = False
         self._sending = 0
         self._changed = threading.Condition()
         self._groups: list[WeightGroup] = []
@@ -64,20 +63,18 @@ class Sender:
         """Offer tensors of these names, dtypes and shapes, which are sent in this order."""
         self.withdraw()
         self._forget()
-        self._source, self._served, self._is_offered = source, 0, True
+        self._source, self._served = source, 0
         token = secrets.token_urlsafe(32)
         self._listener.offer(token, self._open)
         return Offer(url=self._listener.url, token=token, backend=self._backend, buckets=buckets_of(described))
 
     def withdraw(self) -> None:
-        """Let no further engine join, and wait until no tensor is being sent, so that their memory is free."""
+        """Let no further engine join, and wait until those that were let in have the version, so that the memory of
+        its tensors is free."""
         self._listener.withdraw()
         with self._changed:
-            self._is_offered = False
             # An engine that is silent ends this wait by the time-out of its group.
             self._changed.wait_for(lambda: not self._sending)
-        while not self._waiting.empty():
-            self._waiting.get()
 
     def close(self) -> None:
         self._listener.close()
@@ -86,10 +83,13 @@ class Sender:
 
     def is_asked(self, expected: int) -> bool:
         """Return whether an engine waits for the tensors. Wait for one a while if fewer than `expected` were served
-        yet."""
-        seconds = _ASK_SECONDS if self._served < expected else 0.0
+        yet. After False, no further engine is let in: nobody would send to it."""
+        if self._served < expected:
+            with suppress(queue.Empty):
+                self._asked.append(self._waiting.get(timeout=_ASK_SECONDS))
+        if not self._asked:
+            self._listener.withdraw()
         with suppress(queue.Empty):
-            self._asked.append(self._waiting.get(timeout=seconds) if seconds else self._waiting.get_nowait())
             while True:
                 self._asked.append(self._waiting.get_nowait())
         return bool(self._asked)
@@ -115,22 +115,17 @@ class Sender:
         if self._source is None:
             self._waiting.put(joining)
         else:
+            with self._changed:
+                self._sending += 1
             threading.Thread(
                 target=self._send_alone, args=(joining, self._source), name="weights-sender", daemon=True
             ).start()
         return place
 
     def _send_alone(self, joining: _Joining, source: Callable[[], Iterable[Tensor]]) -> None:
-        group = self._group(joining)
-        if group is None:
-            return
-        with self._changed:
-            if not self._is_offered:
-                group.close()
-                return
-            self._sending += 1
         try:
-            if all(self._broadcast(group, tensor) for tensor in source()):
+            group = self._group(joining)
+            if group is not None and all(self._broadcast(group, tensor) for tensor in source()):
                 self._groups.append(group)
         finally:
             with self._changed:

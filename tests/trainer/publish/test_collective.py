@@ -18,7 +18,7 @@ from proxy.contract.exchange import JOIN_PATH, GroupBackend, Join, Offer
 from proxy.contract.policy import STATE_INDEX, WeightsFormat
 from proxy.errors import EngineFailed
 from proxy.process_groups import WeightGroup
-from proxy.serving.offers import join
+from proxy.serving.offers import OfferOver, join
 from tests.trainer.publish import test_adapters
 from tests.trainer.publish.receiver import Receiver, receive
 from tests.trainer.publish.test_disk import World, same, state_of
@@ -192,7 +192,6 @@ def test_an_engine_that_the_proxy_announced_is_waited_for_and_no_other() -> None
     sender = Sender("127.0.0.1", 0, GroupBackend.GLOO)
     tensors = {"a": torch.arange(6.0), "b": torch.tensor(7.0)}
     offer = sender.offer(tensors, None)
-    assert not sender.is_asked(0)
     found: dict[str, torch.Tensor] = {}
     engine = threading.Thread(target=lambda: found.update(receive(offer)))
     engine.start()
@@ -201,4 +200,6 @@ def test_an_engine_that_the_proxy_announced_is_waited_for_and_no_other() -> None
     engine.join(30)
     assert same(found, tensors)
     assert not sender.is_asked(1)
+    with pytest.raises(OfferOver):
+        receive(offer)
     sender.close()
