@@ -32,6 +32,14 @@ _WIDE: dict[str, Any] = {
     "num_key_value_heads": 4,
     "vocab_size": 4096,
 }
+_SPARSE: dict[str, Any] = {
+    "hidden_size": 512,
+    "num_hidden_layers": 6,
+    "mlp_only_layers": [],
+    "num_experts": 8,
+    "moe_intermediate_size": 512,
+    "vocab_size": 4096,
+}
 _BUCKET = 32 << 20
 """Bytes of one block of a file with its copy in float32, and what torch and the allocator hold besides tensors."""
 
@@ -44,6 +52,14 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of 165 MB in float32: much more than everything else that a rank allocates."""
     directory = tmp_path_factory.mktemp("wide")
     save_random(directory, "qwen3", **_WIDE)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of about the same size, mostly experts."""
+    directory = tmp_path_factory.mktemp("sparse")
+    save_random(directory, "qwen3_moe", **_SPARSE)
     return directory
 
 
@@ -97,10 +113,27 @@ def _kilobytes(field: str) -> int:
     ids=lambda each: str(each) if isinstance(each, int) else "-".join(map(str, each.values())),
 )
 def test_a_rank_loads_only_its_part(wide: Path, size: int, options: dict[str, Any]) -> None:
-    whole = sum(file.stat().st_size for file in weight_files(wide))
-    for own, grown in together(size, peak_of_loading, wide, settings_of(**options)):
+    assert_only_parts(wide, together(size, peak_of_loading, wide, settings_of(**options)))
+
+
+@pytest.mark.parametrize(("size", "layout"), [(2, "d2e2"), pytest.param(4, "d2t2e4", marks=pytest.mark.exhaustive)])
+def test_a_rank_loads_and_publishes_only_its_experts(sparse: Path, tmp_path: Path, size: int, layout: str) -> None:
+    settings = settings_of(layout=layout)
+    assert_only_parts(sparse, together(size, peak_of_loading, sparse, settings))
+    # The first rank keeps up to four stacks of experts gathered, because the experts' names alternate on the disk.
+    weights = read_weights(sparse)
+    stack = _SPARSE["num_experts"] * weights["model.layers.0.mlp.experts.0.up_proj.weight"].nbytes
+    first, *others = together(size, peak_of_loading, sparse, settings, tmp_path)
+    assert_only_parts(sparse, [first], more=4 * stack)
+    assert_only_parts(sparse, others)
+    assert read_weights(tmp_path).keys() == weights.keys()
+
+
+def assert_only_parts(directory: Path, found: list[tuple[int, int]], more: int = 0) -> None:
+    whole = sum(file.stat().st_size for file in weight_files(directory))
+    for own, grown in found:
         assert own < 0.75 * whole
-        assert grown <= 1.3 * own + _BUCKET, f"{grown / 1e6:.0f} MB for weights of {own / 1e6:.0f} MB"
+        assert grown <= 1.3 * own + _BUCKET + more, f"{grown / 1e6:.0f} MB for weights of {own / 1e6:.0f} MB"
 
 
 @pytest.mark.parametrize(
