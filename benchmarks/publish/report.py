@@ -7,10 +7,10 @@ from typing import Any
 
 from benchmarks.targets import Target, target_rows
 
-# Transports whose speed is that of a copy at best, and whose bytes are few.
+# The transports whose speed has a bound, and the one whose bytes have.
 _FAST = ("disk", "tensors")
 _SMALL = "delta"
-# Sizes at which bytes take longer than the rest of a version does.
+# Sizes at which the bytes take longer than the small files and the flushing of directories, which a copy has not.
 _LARGE = ("100M", "500M")
 
 _HEAD = (

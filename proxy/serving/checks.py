@@ -87,9 +87,9 @@ class TargetCheck:
         return True
 
     def refused(self, target: Target) -> None:
-        """Let the engine read the disk: this version, if it was offered, and all from now on if it has refused a copy
-        in memory that still exists: it may run in a container of its own. Other reasons show when it reads the
-        disk."""
+        """Let the engine read the target from the disk from now on, if it was offered. If the engine has refused a
+        copy in memory that still exists, let it read all versions from the disk, because it may run in a container of
+        its own; other reasons show then."""
         if target.before is not None:
             self._not_received = target.weights
         if target.is_in_memory and Path(target.path).is_dir():
