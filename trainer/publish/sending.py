@@ -20,8 +20,8 @@ from proxy.contract.exchange import Buckets, GroupBackend, Offer, Place, SentTen
 from proxy.process_groups import WeightGroup, host_store
 from trainer.publish.listener import Listener
 
-# Longest wait for an engine: it joins when the prefill that it computes has ended, and takes no tensor while it copies
-# a bucket into its model.
+# Longest wait for an engine: it joins when the prefill that it computes has ended, and takes no tensor while it
+# copies a bucket into its model.
 _SILENCE_SECONDS = 60.0
 # Longest wait for an engine that the proxy has announced: its proxy looks at the store, and asks.
 _ASK_SECONDS = 10.0
