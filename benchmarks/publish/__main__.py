@@ -2,11 +2,12 @@
 
 Each version is published by the trainer's publisher, checked by the proxy's inspector, and loaded by an embedded
 engine. Beside each, its whole files are copied within the same file system and flushed: the disk, or shared memory
-for `tensors`. Ratios are of medians in one run: the trainer's stall to the time that publishing the whole version at
-once to the disk takes, and the speed of writing until engines can read to that of copying. `s3` writes to a server on
-this machine, and an inspector that sees nothing of the trainer's disk fetches from there. With `collective` the
-engine receives the weights, and its speed is that from the offer to the engine's serving. Versions follow each other
-by steps of GRPO at a learning rate of 1e-6, for 500M parameters by random moves.
+for `tensors`. Ratios are of medians in one run. The trainer's stall, which is to copy the weights, is compared with
+the time in which a version with the optimiser's state, all in float32, is written to the disk; once it includes
+copying that state. The speed of writing until engines can read is compared with that of copying. `s3` writes to a
+server on this machine, and an inspector that sees nothing of the trainer's disk fetches from there. With `collective`
+the engine receives the weights, and its speed is that from the offer to the engine's serving. Versions follow each
+other by steps of GRPO at a learning rate of 1e-6, for 500M parameters by random moves.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from benchmarks.machine import describe
 from benchmarks.publish import report
-from benchmarks.publish.measuring import Measured
+from benchmarks.publish.measuring import Measured, synchronous_write
 from benchmarks.publish.models import SHAPES, Moved, Trained, model_of
 from benchmarks.publish.serving import BUCKET, Served, object_store
 from proxy.contract.memory import default_memory_directory
@@ -55,18 +56,15 @@ def measure_size(size: str, rounds: int) -> dict[str, dict[str, Any]]:
         directory = Path(made)
         model = model_of(size, directory / "model")
         with Served(directory / "model", directory) as served:
-            at_once: float | None = None
+            at_once = synchronous_write(model.weights(), directory / "model", directory, rounds)
             for transport, settings in transports(directory / "weights", Path(memory)):
-                is_disk = transport.startswith("disk")
-                measured = Measured(settings, directory / "model", directory, served, None if is_disk else at_once)
+                measured = Measured(settings, directory / "model", directory, served, at_once)
                 model.at(LEARNING_RATES[0])
                 measured.publish(model.weights(), counts=False)
                 for _ in range(rounds):
                     model.step()
                     measured.publish(model.weights())
                 found[transport] = measured.figures()
-                if is_disk:
-                    at_once = measured.seconds()
                 if isinstance(settings, DeltaWeights):
                     found[transport]["bytes_vs_full_by_learning_rate"] = by_learning_rate(model, measured)
                 print(size, transport, json.dumps(found[transport]), flush=True)

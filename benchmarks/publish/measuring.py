@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -20,10 +20,13 @@ from benchmarks.publish.serving import Served
 from proxy.contract.delta import DELTA_INDEX, is_delta
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import Head
-from trainer.config import CollectiveWeights, SharedDirectory, TensorsWeights
+from trainer.config import CollectiveWeights, DiskWeights, SharedDirectory, TensorsWeights
 from trainer.models.state_dict import gather_weights
+from trainer.parallel.checkpoint import copied
 from trainer.publish.publisher import WeightPublisher
 from trainer.publish.transports import publisher_of
+
+_SCRATCH_BLOCK = 8 << 20
 
 
 class Timed:
@@ -46,12 +49,12 @@ class Measured:
     """Versions that follow each other, each published, served, and copied."""
 
     def __init__(
-        self, settings: SharedDirectory, model: Path, directory: Path, served: Served, synchronous: float | None
+        self, settings: SharedDirectory, model: Path, directory: Path, served: Served, synchronous: Synchronous
     ) -> None:
-        """`synchronous` are the seconds of a full write to the disk; None: those of these versions."""
         self._settings = settings
         self._publisher: WeightPublisher = publisher_of(settings, model)
         self._copied = (settings.memory if isinstance(settings, TensorsWeights) else directory) / "copy"
+        self._scratch = self._copied.with_name("scratch")
         self._synchronous = synchronous
         self._served = served
         self._timed = Timed()
@@ -70,6 +73,8 @@ class Measured:
             "snapshot", lambda: gather_weights(named, keep=True, dtype=publisher.dtype, into=self._copies)
         )
         self._copies = {} if publisher.keeps_weights else tensors
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        begin_even(self._scratch, size)
         staged = timed.run("stage", lambda: publisher.stage(head, tensors, None))
         whole = timed.run("served", lambda: self._served.serve(staged, self._settings))
         if staged.offer is not None:
@@ -78,6 +83,7 @@ class Measured:
             staged = timed.run("saved", partial(staged.save, 1))
             self._identical = self._identical and is_identical(Path(staged.weights.uri), tensors)
         publisher.settle(staged)
+        begin_even(self._scratch, size)
         timed.run("copy", lambda: copy_durably(whole, self._copied))
         shutil.rmtree(self._copied)
         self._identical = self._identical and is_identical(whole, tensors)
@@ -96,11 +102,12 @@ class Measured:
 
     def figures(self) -> dict[str, Any]:
         timed = self._timed
-        at_once = self._synchronous or self.seconds()
+        at_once, snapshot = self._synchronous.seconds, timed.median("snapshot")
         return {
             "bytes": int(statistics.median(self._bytes)),
             "seconds_to_served": round(timed.median("stage") + timed.median("served"), 3),
-            "stall_vs_synchronous": round(timed.median("snapshot") / at_once, 3),
+            "stall_vs_synchronous": round(snapshot / at_once, 3),
+            "stall_with_state_vs_synchronous": round((snapshot + self._synchronous.state_copied) / at_once, 3),
             "speed_vs_copy": round(timed.median("copy") / self._seconds_to_readable(), 2),
             "bytes_vs_full": round(statistics.median(self._bytes) / self._whole, 4),
             "bit_identical": self._identical,
@@ -112,12 +119,54 @@ class Measured:
         sent = isinstance(self._settings, CollectiveWeights)
         return self._timed.median("stage") + (self._timed.median("served") if sent else 0.0)
 
-    def seconds(self) -> float:
-        """Return the seconds for which a step would wait if it published at once."""
-        return self._timed.median("snapshot") + self._timed.median("stage")
-
     def close(self) -> None:
         self._publisher.close()
+
+
+class Synchronous(NamedTuple):
+    """Seconds to write a version with its optimiser's state to the disk, all in float32, and to copy that state in
+    memory."""
+
+    seconds: float
+    state_copied: float
+
+
+def synchronous_write(weights: Mapping[str, Tensor], model: Path, directory: Path, rounds: int) -> Synchronous:
+    """Measure for how long a step would wait if it published at once: 12 bytes for each parameter."""
+    settings = DiskWeights.model_validate({"dtype": "float32", "directory": directory / "weights"})
+    publisher, timed = publisher_of(settings, model), Timed()
+    head = Head(run_id=RunId("run_at_once"), run_name="bench", version=0, base_model=str(model), weights=None)
+    state = {
+        "optimizer": {
+            name: {moment: torch.rand_like(tensor, dtype=torch.float32) for moment in ("exp_avg", "exp_avg_sq")}
+            for name, tensor in weights.items()
+        }
+    }
+    size = 3 * sum(4 * tensor.numel() for tensor in weights.values())
+    for _ in range(rounds):
+        timed.run("state", lambda: copied(state))
+        named: Any = weights.items()
+        tensors = gather_weights(named, keep=True, dtype=publisher.dtype)
+        begin_even(directory / "scratch", size)
+        staged = timed.run("at once", partial(publisher.stage, head, tensors, state))
+        publisher.settle(staged)
+        publisher.remove([staged.weights.uri])
+    publisher.close()
+    return Synchronous(timed.median("at once"), timed.median("state"))
+
+
+def begin_even(scratch: Path, size: int) -> None:
+    """Flush what was written or removed before, and write and remove a file of `size` bytes.
+
+    A virtual machine may have given free memory back to its host, and whatever is written first waits for the host:
+    here for up to six times as long as the same bytes take again.
+    """
+    os.sync()
+    block = bytes(_SCRATCH_BLOCK)
+    with scratch.open("wb", buffering=0) as stream:
+        for _ in range(0, size, _SCRATCH_BLOCK):
+            stream.write(block)
+    scratch.unlink()
 
 
 def copy_durably(source: Path, target: Path) -> None:

@@ -19,7 +19,8 @@ _HEAD = (
     "MB",
     "of whole files",
     "seconds to served",
-    "stall by synchronous",
+    "stall",
+    "stall with state",
     "speed by a copy",
 )
 _TARGET_HEAD = ("target", "bound", "measured")
@@ -86,6 +87,7 @@ def page_rows(result: dict[str, Any]) -> list[list[str]]:
             f"{figures['bytes_vs_full']:.1%}",
             f"{figures['seconds_to_served']:.2f}",
             f"{figures['stall_vs_synchronous']:.1%}",
+            f"{figures['stall_with_state_vs_synchronous']:.1%}",
             f"{figures['speed_vs_copy']:.2f}",
         ]
         for transport, size, figures in _figures(result)
