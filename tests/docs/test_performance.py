@@ -19,6 +19,7 @@ from benchmarks.learning.tasks import TASKS
 from benchmarks.mismatch import report as mismatch_report
 from benchmarks.pool import adapters, engines, fair, swap
 from benchmarks.proxy import against, report
+from benchmarks.publish import report as publish_report
 from benchmarks.runs import report as runs_report
 from benchmarks.store import report as store_report
 from benchmarks.targets import target_rows
@@ -190,6 +191,20 @@ def test_many_runs() -> None:
     wanted += target_rows([target for engine in engines for target in runs_report.judged(engine, measured[engine])])
     assert rows(text) == wanted
     assert f"on {measured['machine']['date']}" in " ".join(text.split())
+
+
+def test_publishing() -> None:
+    measured = result("publish.json")
+    text = sections(PAGE)["Publishing a version"]
+    assert rows(text) == [
+        *publish_report.page_rows(measured),
+        *publish_report.rates(measured),
+        *target_rows(publish_report.judged(measured)),
+    ]
+    facts = " ".join(text.split())
+    assert f"on {measured['machine']['date']}" in facts
+    assert measured["machine"]["processor"] in facts
+    assert publish_report.not_identical(measured) == []
 
 
 def test_traffic_without_groups() -> None:
