@@ -10,8 +10,8 @@ from benchmarks.targets import Target, target_rows
 # The transports whose speed has a bound, and the one whose bytes have.
 _FAST = ("disk", "tensors")
 _SMALL = "delta"
-# Sizes at which the bytes take longer than the small files and the flushing of directories, which a copy has not.
-_LARGE = ("100M", "500M")
+# At this size the small files and the flushing of directories, which a copy has not, take longer than the bytes.
+_SMALL_SIZE = "1M"
 
 _HEAD = (
     "transport",
@@ -50,7 +50,7 @@ def judged(result: dict[str, Any]) -> list[Target]:
             at_least=True,
         )
         for kind in _FAST
-        for size in _LARGE
+        for size in dict.fromkeys(of for _, of, _ in fast if of != _SMALL_SIZE)
     ]
     small = [figures for transport, _, figures in all_of if _SMALL in transport]
     return [
@@ -58,6 +58,11 @@ def judged(result: dict[str, Any]) -> list[Target]:
         Target(
             what="stall by a synchronous write",
             measured=max(figures["stall_vs_synchronous"] for _, _, figures in all_of),
+            bound=0.1,
+        ),
+        Target(
+            what="stall with the optimiser's state",
+            measured=max(figures["stall_with_state_vs_synchronous"] for _, _, figures in all_of),
             bound=0.1,
         ),
         Target(
