@@ -78,8 +78,9 @@ class Sender:
             self._changed.wait_for(lambda: not self._sending)
 
     def close(self) -> None:
+        """Stop at the end of the trainer. An engine that still receives is not waited for: it may be silent."""
         self._listener.close()
-        self.withdraw()
+        self._listener.withdraw()
         self._forget()
 
     def is_asked(self, expected: int) -> bool:
