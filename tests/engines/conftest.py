@@ -186,6 +186,14 @@ def started(plan: LaunchPlan, log: Path) -> Iterator[None]:
 @pytest.fixture
 async def engine(server: Server, models: Models) -> AsyncIterator[SglangEngine]:
     engine = SglangEngine(server.url, EngineSettings(url=server.url))
+    await _as_started(engine, models)
+    yield engine
+    # Tests with a proxy of their own do not use this fixture, and take an engine by its path for one with that model.
+    await _as_started(engine, models)
+    await engine.aclose()
+
+
+async def _as_started(engine: SglangEngine, models: Models) -> None:
     await engine.pause(PauseMode.ABORT)
     await engine.resume()
     info = await engine.info()
@@ -193,8 +201,6 @@ async def engine(server: Server, models: Models) -> AsyncIterator[SglangEngine]:
         await engine.unload_adapter(name)
     if info.weight_label != "a":
         await engine.load_weights(str(models.a), "a")
-    yield engine
-    await engine.aclose()
 
 
 @pytest.fixture

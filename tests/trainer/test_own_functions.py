@@ -107,7 +107,8 @@ def test_micro_batches_change_nothing(
     (whole, gradients), (parts, divided) = learnt(tiny_model, algorithm), learnt(tiny_model, algorithm, small)
     assert whole.loss == pytest.approx(parts.loss, abs=1e-6)
     for one, other in zip(gradients, divided, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-4)
+        # Processors add in different orders; a term with a wrong weight differs by a thousandth and more.
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
 def test_a_clipped_surrogate_written_by_hand_equals_the_built_in_one(
