@@ -90,3 +90,13 @@ class DividedWeights:
 
 PublishedWeights = Mapping[str, Tensor] | DividedWeights
 """Whole weights by name, which only the first rank has, or those that all ranks have together."""
+
+
+def described(weights: PublishedWeights) -> Mapping[str, Tensor]:
+    """Return tensors with the shape and dtype of each weight by name; those of a divided model have no memory."""
+    return weights.described if isinstance(weights, DividedWeights) else weights
+
+
+def bytes_of(weights: PublishedWeights) -> int:
+    """Return the bytes of all weights together."""
+    return sum(tensor.nbytes for tensor in described(weights).values())

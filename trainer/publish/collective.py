@@ -17,7 +17,7 @@ from torch import Tensor
 from proxy.contract.exchange import Offer
 from proxy.contract.policy import Head, WeightsFormat, WeightsReference
 from trainer.config import CollectiveWeights
-from trainer.models.divided import DividedWeights, PublishedWeights
+from trainer.models.divided import DividedWeights, PublishedWeights, bytes_of, described
 from trainer.models.policy import Policy
 from trainer.parallel.mesh import Ranks
 from trainer.publish.disk import DiskPublisher, new_name
@@ -63,7 +63,7 @@ class CollectivePublisher(DiskPublisher):
             format=WeightsFormat.HUGGINGFACE,
             # No file exists that could have a checksum. The name is enough to know the version by until then.
             sha256=hashlib.sha256(uri.encode()).hexdigest(),
-            bytes=sum(tensor.nbytes for tensor in _described(tensors).values()),
+            bytes=bytes_of(tensors),
         )
 
         def save(engines: int) -> Staged:
@@ -91,7 +91,7 @@ class CollectivePublisher(DiskPublisher):
         assert self._sender is not None
         uri = str(self._directory / head.run_id / new_name(head))
         source = None if isinstance(tensors, DividedWeights) else partial(_all_of, tensors)
-        return uri, self._sender.offer(_described(tensors), source)
+        return uri, self._sender.offer(described(tensors), source)
 
     def _send_gathered(self, tensors: DividedWeights, engines: int) -> None:
         """Send the weights of a divided model to engines, each tensor while it is gathered, until as many as the
@@ -108,10 +108,6 @@ class CollectivePublisher(DiskPublisher):
     def _withdraw(self) -> None:
         if self._sender is not None:
             self._sender.withdraw()
-
-
-def _described(tensors: PublishedWeights) -> Mapping[str, Tensor]:
-    return tensors.described if isinstance(tensors, DividedWeights) else tensors
 
 
 def _all_of(tensors: Mapping[str, Tensor]) -> Iterable[Tensor]:

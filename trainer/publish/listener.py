@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
 
 import msgspec
 
+from proxy.contract.addresses import address_towards
 from proxy.contract.claim import MEDIA_TYPE, decode, encode
 from proxy.contract.exchange import JOIN_PATH, Join, Place
 from trainer.errors import ConfigurationError
@@ -76,18 +76,14 @@ class Listener:
 
 
 def own_address(url: str) -> str:
-    """Return the address of this machine from which a URL is reached. Raises ConfigurationError if there is none."""
-    parts = urlsplit(url)
+    """Return the IPv4 address of this machine from which a URL is reached. Raises ConfigurationError if there is
+    none."""
     try:
-        # The kernel chooses an address when a datagram socket is connected, and sends nothing.
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-            towards.connect((parts.hostname or "", parts.port or 80))
-            address: str = towards.getsockname()[0]
+        return address_towards(url, socket.AF_INET)
     except OSError as error:
         raise ConfigurationError(
             f"trainer.weights.host: this machine has no address from which {url} is reached: {error}. Name one"
         ) from error
-    return address
 
 
 class _Server(ThreadingHTTPServer):

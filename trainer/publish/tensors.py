@@ -24,7 +24,7 @@ from proxy.contract.memory import place_in_memory, remove_unread
 from proxy.contract.policy import Head, WeightsReference
 from trainer.config import TensorsWeights
 from trainer.errors import ConfigurationError, WeightsUnusable
-from trainer.models.divided import DividedWeights, PublishedWeights
+from trainer.models.divided import PublishedWeights, bytes_of
 from trainer.models.policy import Policy
 from trainer.parallel.mesh import Ranks
 from trainer.publish.directories import remove_marked
@@ -60,7 +60,7 @@ class TensorsPublisher(DiskPublisher):
         """Write the successor of `head` to the memory. Raises WeightsUnusable if there is no room for it."""
         if self.publishes_adapters:
             return super().stage(head, tensors, state, with_tensors=with_tensors)
-        place = self._ranks.from_first(lambda: self._place(head, _bytes_of(tensors)))
+        place = self._ranks.from_first(lambda: self._place(head, bytes_of(tensors)))
         try:
             copy = self._write_to(place, head, partial(self._saving, head, tensors), None)
         except WeightsUnusable as error:
@@ -162,11 +162,6 @@ def _prepare(memory: Path) -> None:
             f"trainer.weights.memory_directory: {memory} belongs to another user: remove it, or name another"
             " directory and give the proxy the same as server.weights_memory_dir"
         )
-
-
-def _bytes_of(tensors: PublishedWeights) -> int:
-    described = tensors.described if isinstance(tensors, DividedWeights) else tensors
-    return sum(tensor.nbytes for tensor in described.values())
 
 
 def room_in(memory: Path) -> int:

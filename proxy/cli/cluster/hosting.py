@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -30,7 +28,6 @@ _READY_POLL_S = 0.2
 _DRAIN_POLL_S = 0.5
 _LONGEST_PAUSE_S = 15.0
 _ANSWER_S = 5.0
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class HostedEngine(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,24 +55,6 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 class NameTaken(Refused):
     """Another engine has the name at the proxy. The message says what to do."""
-
-
-def address_towards(proxy_url: str) -> str:
-    """Return the address of this machine on the network that leads to the proxy. Nothing is sent.
-
-    Raises ProxyUnreachable if the proxy's name does not resolve.
-    """
-    parts = urlsplit(proxy_url)
-    port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 80)
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(place)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ProxyUnreachable(
-            f"no way to the proxy at {proxy_url} ({error}): check --url, or name this machine's address with --host"
-        ) from error
 
 
 class EngineHost:

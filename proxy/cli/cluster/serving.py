@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 
 from proxy.cli.addresses import random_free_port
-from proxy.cli.cluster.hosting import Bounds, EngineHost, HostedEngine, address_towards, say
+from proxy.cli.cluster.hosting import Bounds, EngineHost, HostedEngine, say
 from proxy.cli.console import Refused, print_error, where
 from proxy.cli.engine_plan import engine_plan
 from proxy.cli.models import ModelNotUsable, resolve_model
-from proxy.cli.operations import Operations
+from proxy.cli.operations import Operations, ProxyUnreachable
 from proxy.cli.signals import end_on_signals
 from proxy.cli.supervisor import WRONG_CONFIGURATION
+from proxy.contract.addresses import address_towards
 from proxy.settings import ConfigurationError, EngineKind, load_settings
 
 _SAME_SIGNAL_S = 1.0
@@ -59,7 +60,7 @@ async def _serve(options: ServeOptions, place: ProxyPlace) -> int:
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"model": model})})
     data_dir, given_url, api_key = place
     url, key = where(data_dir or settings.server.data_dir, given_url, api_key)
-    host = options.host or address_towards(url)
+    host = options.host or _own_address(url)
     port = options.port or random_free_port(host)
     engine = HostedEngine(
         name=options.name,
@@ -73,3 +74,13 @@ async def _serve(options: ServeOptions, place: ProxyPlace) -> int:
         log_dir = settings.server.data_dir.resolve() / "logs"
         await EngineHost(engine, operations, log_dir=log_dir, bounds=bounds, say=say).run()
     return 0
+
+
+def _own_address(proxy_url: str) -> str:
+    """Return the address at which the proxy reaches this machine. Raises ProxyUnreachable."""
+    try:
+        return address_towards(proxy_url)
+    except OSError as error:
+        raise ProxyUnreachable(
+            f"no way to the proxy at {proxy_url} ({error}): check --url, or name this machine's address with --host"
+        ) from error
