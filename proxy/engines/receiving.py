@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable
 from typing import Any, Protocol
 
+from proxy.cancellation import despite_cancellation
 from proxy.contract.exchange import Offer, Place, SentTensor
 from proxy.engines.descriptions import ServerInfo
 from proxy.errors import BaseRlError, EngineFailed
@@ -60,7 +61,7 @@ async def receive(
         has_ended = True
         return None
     finally:
-        await _despite_cancellation(_leave(control, place, is_updating=not has_ended))
+        await despite_cancellation(_leave(control, place, is_updating=not has_ended))
 
 
 async def _require_listener(place: Place) -> None:
@@ -104,13 +105,3 @@ async def _leave(control: Control, place: Place, *, is_updating: bool) -> None:
             await control("/end_weight_update", {}, seconds=_LEAVE_SECONDS)
     with contextlib.suppress(BaseRlError):  # SGLang's groups have new names each, so a group that stays is harmless
         await control("/destroy_weights_update_group", {"group_name": place.group}, seconds=_LEAVE_SECONDS)
-
-
-async def _despite_cancellation(work: Coroutine[Any, Any, None]) -> None:
-    """Finish the work also if the caller is cancelled meanwhile."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise

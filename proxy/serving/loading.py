@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+from proxy.cancellation import despite_cancellation
 from proxy.contract.exchange import Offer, Place
 from proxy.contract.identifiers import RunId
 from proxy.contract.memory import reading
@@ -44,7 +45,6 @@ class WeightLoader:
         self._run_id = run_id
         self._faults = faults
         self._retry_seconds = retry_seconds
-        self._resuming: asyncio.Task[bool] | None = None
         self.may_be_paused = True
 
     async def load(self, target: Target, info: EngineInfo) -> float | None:
@@ -116,12 +116,7 @@ class WeightLoader:
 
     async def resume(self) -> bool:
         """Resume generation and return whether that worked. The attempts continue even if the caller is cancelled."""
-        task = self._resuming = asyncio.create_task(self._try_to_resume())
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait({task})
-            raise
+        return await despite_cancellation(self._try_to_resume())
 
     async def _try_to_resume(self) -> bool:
         for attempt in range(_RESUME_ATTEMPTS):
