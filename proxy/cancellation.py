@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 async def despite_cancellation(work: Coroutine[Any, Any, Result]) -> Result:
     """Do the work to its end and return its result, or raise what it raises.
 
-    A caller that is cancelled meanwhile, even twice, gets CancelledError only when the work has ended, so the work must
-    bound its waits.
+    A caller that is cancelled meanwhile, even twice, gets CancelledError only when the work has ended. So the work
+    must bound its waits.
     """
     task = asyncio.create_task(work)
     try:
