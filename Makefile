@@ -9,6 +9,8 @@ SEED ?= 0
 ENGINE ?= embedded
 # Of a suite with a short form: cases that it leaves out.
 LESS = $(if $(SHORT), and not exhaustive)
+# Tests that wait leave a core to others, so more processes than cores. Tests that failed run again alone.
+PROCESSES = $(if $(AGAIN),,-n $(1) --dist loadgroup)
 PYTEST = $(BIN)/pytest --durations=15 --durations-min=5 $(if $(AGAIN),--again)
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm test-ray test-helm \
@@ -54,7 +56,7 @@ code-figures: setup-dev  ## sizes of files and functions, comments, private name
 	$(BIN)/python scripts/code_figures.py
 
 test-fast: setup-dev  ## the tests without the slow suites below; on PostgreSQL as well, where its server is installed
-	$(PYTEST) $(if $(AGAIN),,-n 2 --dist loadgroup) -m "not sglang and not end_to_end and not browser and not clients and not install and not tracking and not archon and not ranks and not gpu and not images and not slurm and not ray and not helm and not pages"
+	$(PYTEST) $(call PROCESSES,3) -m "not sglang and not end_to_end and not browser and not clients and not install and not tracking and not archon and not ranks and not gpu and not images and not slurm and not ray and not helm and not pages"
 
 test-fuzz: setup-dev  ## every endpoint with 300 odd requests a kind; minutes (FUZZ_EXAMPLES=n)
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),300) $(BIN)/pytest tests/proxy/test_fuzz.py
@@ -80,8 +82,8 @@ test-images: setup-dev  ## the images built without Docker, and the services of 
 test-helm: setup-dev  ## the Helm chart rendered by Helm, in an environment of its own, and validated against the schemas of Kubernetes
 	$(PYTEST) -m helm --timeout 1200
 
-test-end-to-end: setup-dev  ## whole processes: kills, restarts, learning; minutes
-	$(PYTEST) -m end_to_end
+test-end-to-end: setup-dev  ## whole processes: kills, restarts, learning; minutes (SHORT=1: without cases that others contain)
+	$(PYTEST) $(call PROCESSES,2) -m "end_to_end$(LESS)"
 
 test-clients: setup-dev  ## real agents and SDKs, each in an environment of its own, following their pages of docs/agents (SHORT=1: the example coding by one agent)
 	$(PYTEST) -m "clients$(LESS)" --timeout 1200

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster.outside import Outside, outside, until
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300), pytest.mark.xdist_group("end_to_end")]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300)]
 
 
 @contextmanager

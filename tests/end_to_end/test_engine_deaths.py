@@ -12,7 +12,7 @@ from proxy.contract.identifiers import SessionId
 from tests.end_to_end.installation import EXAMPLE, Installation, installation
 from tests.proxy.versions.publishing import fit_request, reference
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300), pytest.mark.xdist_group("end_to_end")]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300)]
 
 RUN = "calculator"
 QUESTION = {"role": "user", "content": "What is 12 * 7?"}

@@ -12,7 +12,7 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 
 from tests.end_to_end.installation import Installation, agents_at_work, installation
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300), pytest.mark.xdist_group("end_to_end")]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300)]
 
 QUESTION = {"role": "user", "content": "What is 12 * 7?"}
 

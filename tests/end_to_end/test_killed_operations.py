@@ -17,7 +17,7 @@ from tests.end_to_end.installation import EXAMPLE, Installation, installation
 from tests.end_to_end.test_engine_deaths import QUESTION, RUN, commit
 from tests.proxy.versions.publishing import fit_request, reference
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300), pytest.mark.xdist_group("end_to_end")]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300)]
 
 NAMES = [f"shop-{number}" for number in range(8)]
 

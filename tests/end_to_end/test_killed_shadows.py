@@ -13,7 +13,7 @@ from tests.end_to_end.installation import Installation, installation
 from tests.proxy.judges.model_server import serving_model
 from tests.proxy.judges.test_comparisons import by_length
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300), pytest.mark.xdist_group("end_to_end")]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300)]
 
 CALLS = 6
 # Answers that wait for their comparison: the job of each call has the turns.

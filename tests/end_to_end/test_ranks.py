@@ -16,7 +16,7 @@ from tests.trainer.serve_trainer import TORCHRUN, trainer_process
 from tests.trainer.test_loop import random_groups
 from tests.trainer.tiny import save_tiny_model
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(600), pytest.mark.xdist_group("end_to_end")]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(600)]
 
 STEPS = 6
 
@@ -45,7 +45,7 @@ def until(proxy: TrainingProxy, process: subprocess.Popen[bytes], version: int) 
     assert process.poll() is None
 
 
-@pytest.mark.parametrize("preset", ["grpo", "ppo"])
+@pytest.mark.parametrize("preset", [pytest.param("grpo", marks=pytest.mark.exhaustive), "ppo"])
 def test_a_killed_rank_changes_nothing(tmp_path: Path, preset: str) -> None:
     """Kill the second rank, then the first, which holds the claim; the critic is restored as well."""
     base = tmp_path / "base"

@@ -27,7 +27,6 @@ pytestmark = [
     needs_postgresql,
     pytest.mark.end_to_end,
     pytest.mark.timeout(180),
-    pytest.mark.xdist_group("end_to_end"),
 ]
 
 ADMIN, RUN, TRAINER = ("rl-admin-" + "a" * 43, "rl-run-" + "r" * 43, "rl-trainer-" + "t" * 43)

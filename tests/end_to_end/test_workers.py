@@ -23,7 +23,7 @@ from tests.database import assert_whole, needs_postgresql, postgresql_database
 from tests.end_to_end.test_two_proxies import process, until_ready
 from tests.running_app import bearer
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(180), pytest.mark.xdist_group("end_to_end")]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(180)]
 
 MESSAGE = {"role": "user", "content": "hello"}
 

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.xdist_group("fuzz"), pytest.mark.timeout(1800)]
 
 ADMIN, RUN, TRAINER = "rl-admin-chosen", "rl-run-chosen", "rl-trainer-chosen"
 BODY_MIB = 32
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "4"))
 TRAINERS_PATHS = ("/claims", "/versions", "/head")
 POSTS = (
     "/v1/chat/completions",

@@ -21,7 +21,7 @@ SENT = {"type": "collective"}
 
 def test_versions_are_those_of_the_disk(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     found: list[list[str]] = []
-    batch = {"trajectories": 4, "at_least": 4, "wait_seconds": 5.0, "max_staleness": 8}
+    batch = {"trajectories": 4, "at_least": 4, "wait_seconds": 0.2, "max_staleness": 8}
     for weights in ({}, SENT, {**SENT, "behind": None}):
         proxy = TrainingProxy(base_model=str(tiny_model))
         batches(proxy, 4)

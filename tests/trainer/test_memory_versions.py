@@ -27,14 +27,15 @@ from trainer.config import TrainerSettings
 from trainer.errors import WeightsUnusable
 from trainer.publish.tensors import TensorsPublisher
 
+BATCH: dict[str, Any] = {"trajectories": 4, "at_least": 4, "wait_seconds": 5.0, "max_staleness": 8}
+
 
 def in_memory(directory: Path, **weights: Any) -> dict[str, Any]:
     return {"type": "tensors", "memory_directory": str(directory / "memory"), **weights}
 
 
 def configured(directory: Path, **weights: Any) -> TrainerSettings:
-    batch = {"trajectories": 4, "at_least": 4, "wait_seconds": 5.0, "max_staleness": 8}
-    return settings(directory / "weights", batch=batch, weights=in_memory(directory, **weights))
+    return settings(directory / "weights", batch=BATCH, weights=in_memory(directory, **weights))
 
 
 def directories(directory: Path) -> list[str]:
@@ -46,7 +47,7 @@ def test_versions_are_those_of_the_disk(start: Start, tiny_model: Path, tmp_path
     for weights in ({}, in_memory(tmp_path), in_memory(tmp_path, behind=None)):
         proxy = TrainingProxy(base_model=str(tiny_model))
         batches(proxy, 4)
-        chosen = configured(tmp_path).model_dump()["batch"]
+        chosen = {**BATCH, "wait_seconds": 0.2}
         trainer = start(proxy, settings(tmp_path / f"weights-{len(found)}", batch=chosen, weights=weights))
         trainer.loop.resume()
         for _ in range(4):
