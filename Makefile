@@ -13,6 +13,8 @@ LESS = $(if $(SHORT), and not exhaustive)
 PROCESSES = $(if $(AGAIN),,-n $(1) --dist loadgroup)
 PYTEST = $(BIN)/pytest --durations=15 --durations-min=5 $(if $(AGAIN),--again)
 
+EXAMPLES = $(or $(NAME),$(patsubst agents_examples/%/README.md,%,$(wildcard agents_examples/*/README.md)))
+
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm test-ray test-helm \
         sglang-cpu demo-sglang example examples bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-swap bench-feedback bench-gate bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-partitions bench-gpu chaos checkpoint clean trace-call
 
@@ -114,8 +116,12 @@ example: $(if $(filter assistant,$(NAME)),setup-dev,setup)  ## one example learn
 	$(if $(NAME),,$(error name an example: make example NAME=calculator; the others are the folders of agents_examples))
 	$(BIN)/python -m benchmarks.examples $(NAME) --seed $(SEED) $(if $(SHORT),--short)
 
-examples: setup-dev  ## every example with three seeds -> benchmarks/results/examples.json and a plot each (NAME=calculator: a part; SHORT=1: do they run?)
-	$(BIN)/python -m benchmarks.examples $(NAME) $(if $(SHORT),--short)
+examples: setup-dev $(if $(SHORT),$(EXAMPLES:%=short-example-%))  ## every example with three seeds -> benchmarks/results/examples.json and a plot each (NAME=calculator: a part; SHORT=1: do they run?)
+	$(if $(SHORT),,$(BIN)/python -m benchmarks.examples $(NAME))
+
+# A target for each, so that `make -j2` runs two at a time.
+short-example-%: setup-dev
+	$(BIN)/python -m benchmarks.examples $* --short
 
 bench-demo: setup  ## the demo with five seeds -> benchmarks/results/demo.json
 	$(BIN)/python -m benchmarks.demo
@@ -156,7 +162,7 @@ bench-mismatch: setup  ## learning from a wrong engine, by correction, three see
 bench-async: setup  ## an agent whose tools take time, synchronously and not, three seeds -> benchmarks/results/async.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.asynchrony $(if $(SHORT),--short)
 
-bench-runs: setup sglang-cpu  ## eight adapter runs on one engine and one trainer, and four on the real SGLang -> benchmarks/results/runs.json (SHORT=1: does it run? ARGS="--engines embedded": a part)
+bench-runs: setup $(if $(SHORT),,sglang-cpu)  ## eight adapter runs on one engine and one trainer, and four on the real SGLang -> benchmarks/results/runs.json (ARGS="--engines embedded": a part; SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.runs $(if $(SHORT),--short) $(ARGS)
 
 bench-trainer: setup-dev  ## a training step packed, as trees and by TRL, per CPU-second -> benchmarks/results/trainer.json (SHORT=1: does it run?)

@@ -5,8 +5,9 @@ one embedded engine, one trainer, one proxy, on two cores. Beside it the same ru
 installation of its own, with adapters and with whole weights; and four of the runs likewise on the real SGLang.
 
 Writes `benchmarks/results/runs.json` and prints the figures last; the exit status is 0 if the targets were reached.
-An interrupted measurement continues with the part that it was at. `--short` runs the two largest installations for a
-few seconds each, to show that they run; it writes and judges nothing.
+An interrupted measurement continues with the part that it was at. `--short` runs the
+largest installation for a few seconds, on the embedded engine alone unless others are named, to show that it runs; it
+writes and judges nothing.
 """
 
 from __future__ import annotations
@@ -40,22 +41,25 @@ _DETERMINED_BY = ("proxy", "trainer", "benchmarks/runs", "agents_examples/calcul
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument(
+        "--engines", nargs="+", choices=list(RUNS), help="default: both; of --short, the embedded one"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--short", action="store_true", help="the runs together, some seconds each; nothing is written"
     )
     options = parser.parse_args()
+    chosen: list[str] = options.engines or (["embedded"] if options.short else list(RUNS))
     if hasattr(os, "sched_setaffinity"):  # whatever is started inherits it
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     if options.short:
-        for engine in options.engines:
+        for engine in chosen:
             part = parts_of(engine, RUNS[engine])[0]
             print(shown(part.name, asyncio.run(measure(part, SHORT, options.seed))))
         return 0
     journal = Journal(JOURNAL, key=f"{options.seed} {EFFORT}")
     result: dict[str, Any] = {"machine": describe()}
-    for engine in options.engines:
+    for engine in chosen:
         parts = parts_of(engine, RUNS[engine])
         for number, part in enumerate(parts, start=1):
             if journal.find(part) is None:
@@ -63,7 +67,7 @@ def main() -> int:
                 journal.add(part, asyncio.run(measure(part, EFFORT, options.seed)))
                 print(shown(part.name, journal[part]), flush=True)
         result[engine] = summary({part: journal[part] for part in parts})
-    engines = tuple(options.engines)
+    engines = tuple(chosen)
     print(verdict(result, engines))
     before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     result = {**before, **result}
