@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-import proxy.__main__
 import proxy.engines.embedded.__main__
 import proxy.engines.scripted.__main__
+import proxy.server
 import trainer.__main__
 from proxy import errors
 from proxy.app import create_app
@@ -183,7 +183,7 @@ def options_of(parameter: Any) -> list[str]:
 COMMANDS = commands()
 
 PROGRAMS: dict[str, Callable[[list[str]], object]] = {
-    "python -m proxy": proxy.__main__.main,
+    "python -m proxy": proxy.server.main,
     "python -m trainer": trainer.__main__.main,
     "python -m trainer replay": lambda arguments: trainer.__main__.main(["replay", *arguments]),
     "python -m trainer plan": lambda arguments: trainer.__main__.main(["plan", *arguments]),

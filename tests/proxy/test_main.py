@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.__main__ import DATABASE_AWAY
 from proxy.cli.supervisor import AWAY
 from proxy.database.migrate import upgrade
+from proxy.server import DATABASE_AWAY
 from tests.proxy.tokens.models import write_model
 from tests.running_app import bearer
 

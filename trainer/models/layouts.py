@@ -38,7 +38,9 @@ def packings_of(model: TriedModel) -> frozenset[Packing]:
     apply the output head.
     """
     transformer = model.inner.eval()
-    gaps = {packing: _gap(model, packing) for packing in Packing}
+    sequences = [[token % model.vocabulary for token in sequence] for sequence in _SEQUENCES]
+    alone_N = _alone(cast("Any", transformer), sequences)
+    gaps = {packing: _gap(model, packing, sequences, alone_N) for packing in Packing}
     if not gaps[Packing.PADDED] <= _TOLERANCE:
         raise UnsupportedModel(
             f"{type(transformer).__name__}: log-probabilities of padded sequences differ from those of single ones by"
@@ -72,20 +74,26 @@ def _has_full_attention(config: Any) -> bool:
 
 
 @torch.no_grad()
-def _gap(model: TriedModel, packing: Packing) -> float:
-    """Return the largest difference between log-probabilities in this layout and those of each sequence alone, over
-    three sequences of which two share a prefix."""
-    transformer = cast("Any", model.inner)
-    sequences = [[token % model.vocabulary for token in sequence] for sequence in _SEQUENCES]
-    ids_BT, positions_BT, reach_BT, places = _laid_out(sequences, packing)
-    found, wanted = [], []
-    for sequence, place in zip(sequences, places, strict=True):
+def _alone(transformer: Any, sequences: Sequence[Sequence[int]]) -> Tensor:
+    """Return the log-probabilities of each sequence's tokens from the second on, one sequence after another (N)."""
+    found = []
+    for sequence in sequences:
         ids_T = torch.tensor(sequence)
         logprobs_TV = transformer(input_ids=ids_T[None], use_cache=False).logits[0, :-1].log_softmax(-1)
-        wanted.append(logprobs_TV.gather(-1, ids_T[1:, None])[:, 0])
-        ones_N = torch.ones(len(sequence) - 1)
-        found.append(model(ids_BT, positions_BT, torch.tensor(place[:-1]), ids_T[1:], ones_N, reach_BT)[0])
-    return (torch.cat(found) - torch.cat(wanted)).abs().max().item()
+        found.append(logprobs_TV.gather(-1, ids_T[1:, None])[:, 0])
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def _gap(model: TriedModel, packing: Packing, sequences: Sequence[Sequence[int]], alone_N: Tensor) -> float:
+    """Return the largest difference between log-probabilities in this layout and those of each sequence alone, over
+    three sequences of which two share a prefix."""
+    ids_BT, positions_BT, reach_BT, places = _laid_out(sequences, packing)
+    found = []
+    for sequence, place in zip(sequences, places, strict=True):
+        ids_N, ones_N = torch.tensor(sequence[1:]), torch.ones(len(sequence) - 1)
+        found.append(model(ids_BT, positions_BT, torch.tensor(place[:-1]), ids_N, ones_N, reach_BT)[0])
+    return (torch.cat(found) - alone_N).abs().max().item()
 
 
 def _laid_out(

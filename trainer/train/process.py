@@ -11,6 +11,7 @@ from types import FrameType
 
 import structlog
 
+from proxy.contract.importing import importing
 from trainer.config import TrainerSettings
 from trainer.errors import ConfigurationError, RanksStartAgain, TrainerError
 from trainer.parallel.layout import layout_of
@@ -92,12 +93,13 @@ def train(plan: Plan, failed: dict[str, TrainerError]) -> None:
     configured = [settings, *plan.runs.values()]
     _check_processes(configured)
     decide_threads(settings.threads)
-    import torch
+    with importing():
+        import torch
 
-    from trainer.assembly import Shared, begin
-    from trainer.claims.presence import new_process_name
-    from trainer.parallel.mesh import join
-    from trainer.rotation.training import train_in_turns
+        from trainer.assembly import Shared, begin
+        from trainer.claims.presence import new_process_name
+        from trainer.parallel.mesh import join
+        from trainer.rotation.training import train_in_turns
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from proxy.contract.importing import importing
 from proxy.engines.common.process import add_address, prepare, serve
 
 DESCRIPTION = """\
@@ -70,11 +71,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     # Imported after the arguments are parsed: torch takes seconds, and --help should not.
-    import torch
+    with importing():
+        import torch
 
-    from proxy.engines.embedded.model import ModelUnsupported, ServedModel
-    from proxy.engines.embedded.residency import AdapterLimits
-    from proxy.engines.embedded.server import create_app
+        from proxy.engines.embedded.model import ModelUnsupported, ServedModel
+        from proxy.engines.embedded.residency import AdapterLimits
+        from proxy.engines.embedded.server import create_app
 
     prepare()
     torch.set_num_threads(options.threads)
