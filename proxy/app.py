@@ -28,6 +28,7 @@ from proxy.http import errors, openapi
 from proxy.http.admission import BodyAdmission, BodyBytes
 from proxy.http.boundary import RequestBoundary, RequestObserver
 from proxy.http.plain_routes import PlainRoutes
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.jobs import endpoints as job_endpoints
 from proxy.judges import endpoints as judge_endpoints
@@ -188,7 +189,7 @@ def create_app(
         ledger_endpoints.router,
         admin_endpoints.router,
     ):
-        app.include_router(router)
+        add_routes(app, router)
     openapi.install(app)
     app.add_edge(model_calls, observer=app.metrics)
     return app

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
 
 @asynccontextmanager
@@ -28,13 +28,3 @@ async def until_ready(client: httpx.AsyncClient) -> None:
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
-
-
-def add_routes(app: FastAPI, *routers: APIRouter) -> None:
-    """Let `app` serve the endpoints of routers.
-
-    `include_router` does the same for an application without prefix and dependencies, but it analyses every endpoint
-    again for each application: a quarter of the time of tests that make one of their own.
-    """
-    for router in routers:
-        app.router.routes.extend(router.routes)

@@ -12,11 +12,12 @@ from fastapi import FastAPI
 from proxy.auth.service import PrincipalKind
 from proxy.feedback import endpoints as feedback_endpoints
 from proxy.http import errors
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.sessions import endpoints as session_endpoints
 from proxy.settings import Settings
 from tests.proxy.store import Store
-from tests.running_app import add_routes, bearer
+from tests.running_app import bearer
 
 
 @dataclass

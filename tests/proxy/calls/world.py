@@ -31,6 +31,7 @@ from proxy.engines.place import EnginePlace
 from proxy.engines.protocol import Engine, GenerateRequest
 from proxy.errors import ModelNotFound
 from proxy.http import errors
+from proxy.http.routes import add_routes
 from proxy.http.services import provide, service
 from proxy.runs.service import RunView
 from proxy.sessions import endpoints as session_endpoints
@@ -43,7 +44,7 @@ from tests.database import sqlite_database
 from tests.fakes.engine import FakeEngine
 from tests.fakes.load import new_load
 from tests.proxy.store import Store, open_store
-from tests.running_app import add_routes, bearer
+from tests.running_app import bearer
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"a":  17, "b": 25, "op": "+"}}\n</tool_call>'
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}]

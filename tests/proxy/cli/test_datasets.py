@@ -15,6 +15,7 @@ from proxy.cli.commands import app as command_line
 from proxy.cli.console import Refused
 from proxy.cli.datasets import DatasetWriter, lines_of
 from proxy.http import errors
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.retention import endpoints as keeping_endpoints
 from proxy.retention.erasing import EraseService
@@ -28,7 +29,6 @@ from tests.proxy.store import Store, open_store
 from tests.proxy.transfer.test_preferences import preferred
 from tests.proxy.transfer.test_service import exported, recorded
 from tests.proxy.turns.world import World
-from tests.running_app import add_routes
 
 
 class Site:

@@ -15,13 +15,13 @@ from proxy.auth.service import PrincipalKind
 from proxy.cli.commands import app
 from proxy.feedback import endpoints as feedback_endpoints
 from proxy.feedback.service import FeedbackService
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.overview.filters import SessionFilter
 from tests.database import sqlite_database
 from tests.fakes.run_history import NOW, add_history, add_run, add_session
 from tests.proxy.overview.serving import serving
 from tests.proxy.overview.site import Site, open_site
-from tests.running_app import add_routes
 
 
 class Shell:

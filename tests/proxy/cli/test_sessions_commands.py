@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from proxy.auth.service import PrincipalKind
 from proxy.cli.commands import app
 from proxy.database.tables import TurnRow
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.runs.service import RunDirectory
 from proxy.sessions import endpoints as session_endpoints
@@ -23,7 +24,6 @@ from tests.database import sqlite_database
 from tests.fakes.run_history import NOW, add_history, add_run, add_session
 from tests.proxy.overview.serving import serving
 from tests.proxy.overview.site import Site, open_site
-from tests.running_app import add_routes
 
 
 class Shell:

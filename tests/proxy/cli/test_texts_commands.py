@@ -12,6 +12,7 @@ from proxy.auth.service import PrincipalKind
 from proxy.cli.commands import app
 from proxy.feedback import endpoints as feedback_endpoints
 from proxy.feedback.service import FeedbackService
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.overview.filters import SessionFilter
 from proxy.runs.service import RunDirectory
@@ -21,7 +22,6 @@ from tests.database import sqlite_database
 from tests.fakes.run_history import NOW, add_history, add_run
 from tests.proxy.overview.serving import serving
 from tests.proxy.overview.site import open_site
-from tests.running_app import add_routes
 
 
 async def test_a_text_is_added_and_shown(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from proxy.auth.service import PrincipalKind
 from proxy.cli.commands import app
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.webhooks import endpoints
 from tests.database import sqlite_database
@@ -19,7 +20,6 @@ from tests.fakes.run_history import NOW
 from tests.proxy.overview.serving import serving
 from tests.proxy.overview.site import open_site
 from tests.proxy.webhooks.world import Webhooks, open_webhooks
-from tests.running_app import add_routes
 
 
 class Installation:

@@ -10,13 +10,14 @@ from fastapi import FastAPI
 
 from proxy.auth.service import Credentials, PrincipalKind
 from proxy.http import errors
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.jobs import endpoints
 from proxy.jobs.kinds import JobRefused, RunningJob
 from proxy.runs.service import RunDirectory
 from tests.fakes.run_history import add_run
 from tests.proxy.jobs.world import Jobs
-from tests.running_app import add_routes, bearer
+from tests.running_app import bearer
 
 PATH = "/api/v1/jobs"
 

@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from proxy.auth.service import PrincipalKind
 from proxy.cli.commands import app as command_line
 from proxy.http import errors
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.judges import endpoints
 from tests.database import sqlite_database
 from tests.proxy.judges.model_server import grade, refusal
 from tests.proxy.judges.world import World, open_world
 from tests.proxy.overview.serving import serving_app
-from tests.running_app import add_routes, bearer
+from tests.running_app import bearer
 
 
 @asynccontextmanager

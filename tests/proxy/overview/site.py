@@ -19,6 +19,7 @@ from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.feedback.service import FeedbackService
 from proxy.http import errors
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.keys import endpoints as key_endpoints
 from proxy.lifecycle.signals import Signals
@@ -32,7 +33,6 @@ from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
 from proxy.settings import load_settings
 from proxy.usage.service import UsageService
-from tests.running_app import add_routes
 
 ORIGIN = "http://proxy.test"
 SECRET = b"s" * 32

@@ -11,13 +11,14 @@ import pytest
 
 from proxy.auth.service import PrincipalKind
 from proxy.feedback import endpoints as feedback_endpoints
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.retention import endpoints
 from proxy.retention.erasing import EraseService
 from proxy.tokens.template import ChatTemplate
 from tests.proxy.calls.world import USER, World, open_world
 from tests.proxy.tokens.models import write_model
-from tests.running_app import add_routes, bearer
+from tests.running_app import bearer
 
 
 @pytest.fixture(scope="module")

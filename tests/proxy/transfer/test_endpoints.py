@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from proxy.auth.service import PrincipalKind
 from proxy.http import errors
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.transfer import endpoints
 from proxy.transfer.preferences import decode_preference
@@ -21,7 +22,7 @@ from tests.proxy.store import Store, open_store
 from tests.proxy.transfer.test_preferences import preferred
 from tests.proxy.transfer.test_service import exported, recorded
 from tests.proxy.turns.world import World
-from tests.running_app import add_routes, bearer
+from tests.running_app import bearer
 
 parquet: Any = pytest.importorskip("pyarrow.parquet")
 

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from proxy.auth.service import PrincipalKind
 from proxy.http import errors
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.job_kinds import export_kind
 from proxy.jobs.kinds import JobKinds
@@ -29,7 +30,7 @@ from tests.object_store import URL, ObjectServer, object_server
 from tests.proxy.store import Store, open_store
 from tests.proxy.transfer.test_service import exported, recorded
 from tests.proxy.turns.world import World
-from tests.running_app import add_routes, bearer
+from tests.running_app import bearer
 
 pytest.importorskip("pyarrow")
 

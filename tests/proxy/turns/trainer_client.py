@@ -14,6 +14,7 @@ from proxy.claims import endpoints as trajectory_endpoints
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import MEDIA_TYPE, ClaimedBatch, ClaimRequest, decode, encode
 from proxy.http import errors
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.runs.served import ServedRuns
 from proxy.runs.service import RunView
@@ -24,7 +25,6 @@ from proxy.versions import steering_endpoints
 from proxy.versions.retention import WeightRetention
 from tests.proxy.turns.world import World
 from tests.proxy.versions.publishing import steering_of, versions_of
-from tests.running_app import add_routes
 
 _Message = TypeVar("_Message")
 

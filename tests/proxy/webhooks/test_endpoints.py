@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.auth.service import PrincipalKind
+from proxy.http.routes import add_routes
 from proxy.http.services import provide
 from proxy.projects.service import ProjectDirectory
 from proxy.runs.deletion import RunDeletion
@@ -16,7 +17,7 @@ from proxy.webhooks import endpoints
 from tests.fakes.run_history import NOW, add_run
 from tests.proxy.overview.site import Site, open_site
 from tests.proxy.webhooks.world import Webhooks, open_webhooks
-from tests.running_app import add_routes, bearer
+from tests.running_app import bearer
 
 PATH = "/api/v1/webhooks"
 PUBLIC = "https://hooks.example.org/base-rl"
