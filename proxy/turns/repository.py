@@ -121,7 +121,7 @@ class TurnRepository:
 
     def turns_of(self, turn_counts: Mapping[str, int]) -> dict[str, list[StoredTurn]]:
         """Return each session's turns in order: of the first `turn_counts[session]`, those that began before its
-        end."""
+        end, and no turn that continues a later one."""
         turns: dict[str, list[StoredTurn]] = {session_id: [] for session_id in turn_counts}
         session_ids = list(turn_counts)
         for start in range(0, len(session_ids), _SESSIONS):
@@ -129,13 +129,27 @@ class TurnRepository:
             for session_id, ordinal, *columns in self._trainable_turns(part):
                 if ordinal < turn_counts[session_id]:
                     turns[session_id].append(_stored_turn(*columns))
-        return turns
+        return {session_id: _rooted(found) for session_id, found in turns.items()}
 
     def _trainable_turns(self, session_ids: Sequence[str]) -> Sequence[tuple[Any, ...]]:
         """Return the columns of `_TRAINABLE`, by session and in order."""
         if self._connection.dialect.name == "postgresql":
             return _TRAINABLE_TURNS_OF_GIVEN.run(self._connection, {"session": session_ids})
         return _TRAINABLE_TURNS.run(self._connection, {"ids": session_ids})
+
+
+def _rooted(turns: list[StoredTurn]) -> list[StoredTurn]:
+    """Return the turns whose ancestors are all among them.
+
+    If a clock is set back after the end of a session, a turn that continues a conversation from after the end has a
+    time before it. It must not cost the session the turns that did lead to its end.
+    """
+    while True:
+        known = {turn.id for turn in turns}
+        kept = [turn for turn in turns if turn.parent_id is None or turn.parent_id in known]
+        if len(kept) == len(turns):
+            return turns
+        turns = kept
 
 
 def goes_on() -> ColumnElement[bool]:

@@ -199,6 +199,22 @@ async def test_a_paused_run_hands_nothing_out(world: World, claims: ClaimService
     assert (await claims.claim(world.run, wish())).claim_id is not None
 
 
+async def test_a_conversation_that_goes_on_with_a_clock_set_back_costs_no_session(
+    world: World, claims: ClaimService
+) -> None:
+    """Its calls are after the end, whatever their time is."""
+    session = await world.ready()
+    world.clock.now += 1
+    late = await world.turn(session)
+    world.clock.now -= 1000
+    later = await world.turn(session, parent=late, prefix_tokens=4, prompt_ids=(7,))
+    await world.turn(session, parent=later, prefix_tokens=6, prompt_ids=(8,))
+    world.clock.now += 1000
+    (group,) = (await claims.claim(world.run, wish())).groups
+    (trajectory,) = group.trajectories
+    assert (trajectory.session_id, len(trajectory.turns)) == (session, 1)
+
+
 async def test_calls_after_the_end_are_not_trained(world: World, claims: ClaimService) -> None:
     session = await world.session()
     kept = await world.turn(session)
