@@ -47,11 +47,15 @@ class Relative:
 
 
 def _order(subject: Subject, number: int) -> list[int]:
-    """Return the places of the candidates in the order in which a vote sees them, the same in every attempt."""
+    """Return the places of the candidates in the order in which a vote sees them, the same in every attempt.
+
+    As many votes as there are candidates have rotations of one order: each shows every candidate at another position.
+    """
+    times, shift = divmod(number, len(subject.candidates))
     order = list(range(len(subject.candidates)))
     # Seeded by the content: a repeated request is the same, so providers can reuse their caches.
-    random.Random(f"{number} {subject.candidates[0].digest}").shuffle(order)  # noqa: S311
-    return order
+    random.Random(f"{times} {subject.candidates[0].digest}").shuffle(order)  # noqa: S311
+    return order[shift:] + order[:shift]
 
 
 def _request(subject: Subject, order: Sequence[int]) -> Messages:
