@@ -13,7 +13,7 @@ LESS = $(if $(SHORT), and not exhaustive)
 PROCESSES = $(if $(AGAIN),,-n $(1) --dist loadgroup)
 PYTEST = $(BIN)/pytest --durations=15 --durations-min=5 $(if $(AGAIN),--again)
 
-EXAMPLES = $(or $(NAME),$(patsubst agents_examples/%/README.md,%,$(wildcard agents_examples/*/README.md)))
+EXAMPLES = $(or $(NAME),$(patsubst agents_examples/%/checkpoint,%,$(wildcard agents_examples/*/checkpoint)))
 
 .PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu test-images test-slurm test-ray test-helm \
         sglang-cpu demo-sglang example examples bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-fair bench-engines bench-adapters bench-swap bench-feedback bench-gate bench-jobs bench-store bench-learning bench-mismatch bench-async bench-runs bench-trainer bench-publish bench-scale bench-partitions bench-gpu chaos checkpoint clean trace-call
