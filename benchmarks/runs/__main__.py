@@ -5,9 +5,8 @@ one embedded engine, one trainer, one proxy, on two cores. Beside it the same ru
 installation of its own, with adapters and with whole weights; and four of the runs likewise on the real SGLang.
 
 Writes `benchmarks/results/runs.json` and prints the figures last; the exit status is 0 if the targets were reached.
-An interrupted measurement continues with the part that it was at. `--short` runs the
-largest installation for a few seconds, on the embedded engine alone unless others are named, to show that it runs; it
-writes and judges nothing.
+An interrupted measurement continues with the part that it was at. `--short` runs the largest installation for a
+few seconds, on the embedded engine alone unless others are named, to show that it runs; it writes and judges nothing.
 """
 
 from __future__ import annotations

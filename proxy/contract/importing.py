@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def importing() -> Iterator[None]:
     """Collect no garbage while modules are imported, and exempt all objects of that time from later collections.
 
-    Modules stay as long as the process. To walk them again and again while more are imported takes a quarter of the
-    time of a start.
+    Modules stay as long as the process. To walk them again and again while more are imported takes a fifth of the
+    time of all imports, of the proxy as of the trainer.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -141,8 +141,8 @@ class TurnRepository:
 def _rooted(turns: list[StoredTurn]) -> list[StoredTurn]:
     """Return the turns whose ancestors are all among them.
 
-    If a clock is set back after the end of a session, a turn that continues a conversation from after the end has a
-    time before it. It must not cost the session the turns that did lead to its end.
+    A parent is missing if it began after the end of the session, and the clock was set back before its child began.
+    The child came after the end too, whatever its time says, and without it the earlier turns are still a tree.
     """
     while True:
         known = {turn.id for turn in turns}

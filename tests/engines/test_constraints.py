@@ -157,7 +157,7 @@ async def test_text_may_come_before_a_call_and_the_call_is_one(engine: SglangEng
     text_or_call = {"type": "triggered_tags", "triggers": [START], "tags": [call_of("f", small, START)]}
     tag = structural_tag(text_or_call, {START: START_ID})
     bias = {str(START_ID): 7.0, str(END_ID): 4.0}
-    requests = [held_to("structural_tag", tag, logit_bias=bias) for _ in range(32)]  # of 8, none may call
+    requests = [held_to("structural_tag", tag, logit_bias=bias) for _ in range(32)]  # so many that some call
     texts = [text_of(answer) for answer in await asyncio.gather(*(collect(engine, each) for each in requests))]
     # Between its markers; the last one may be cut.
     calls = [piece for text in texts for piece in text.split(START)[1:-1:2]]

@@ -49,7 +49,8 @@ class Relative:
 def _order(subject: Subject, number: int) -> list[int]:
     """Return the places of the candidates in the order in which a vote sees them, the same in every attempt.
 
-    As many votes as there are candidates have rotations of one order: each shows every candidate at another position.
+    The first votes, one for each candidate, have rotations of one random order, so that each of them shows a
+    candidate at a different position. Further votes have those of another order.
     """
     times, shift = divmod(number, len(subject.candidates))
     order = list(range(len(subject.candidates)))

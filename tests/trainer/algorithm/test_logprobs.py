@@ -124,7 +124,8 @@ def untried() -> Iterator[None]:
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile takes a C++ compiler")
 @pytest.mark.usefixtures("untried")
-@pytest.mark.parametrize(("dtype", "entropy_gradient"), [(torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_compiled_for_a_gpu_computes_the_same(dtype: torch.dtype, entropy_gradient: bool) -> None:
     """The function is compiled and compared on a CPU; it is the one used on a GPU."""
     generator = torch.Generator().manual_seed(0)
